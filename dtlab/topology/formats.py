@@ -37,6 +37,10 @@ _FOREIGN = (  # what begins so is … and is not read
     (r"<topology\b[^>]*>\s*(<!--.*?-->\s*)*<(object|info)\b", "a topology of hwloc (lstopo)"),
     (r"(?im)^\s*(SwitchName|BlockName|TreeName)\s*=", "Slurm's topology.conf, which names hosts "
      "and switches but no bandwidth"),
+    (r"<graphs\b", "a graph that NCCL has chosen; its topology is what NCCL_TOPO_DUMP_FILE names"),
+    (r"\{\s*\"logical-dims\"", "a logical topology of ASTRA-sim, which has no links"),
+    (r"\d+ \d+ \d+\n[\d ]*\n\d+ \d+ [\d.]+[A-Z]bps\b", "a network of ns-3"),
+    (r"(?im)ROCm System Management Interface", "the output of rocm-smi"),
 )
 
 
@@ -155,8 +159,10 @@ def _matrix(text: str) -> tuple[list[str], dict[str, list[str]], dict[str, str]]
     affinity = dict.fromkeys(names, "")
     for line in lines[top + 1:]:
         name, *words = line.split() or [""]
-        if name not in names or name in rows:
+        if name not in names:
             continue
+        if name in rows:
+            raise ConfigError(f"there are two rows of {name}; give the output of one box")
         rows[name] = entries = words[: len(names)]
         for entry in [*entries, *["nothing"] * (len(names) - len(entries))]:
             if not re.fullmatch(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC", entry):
@@ -204,7 +210,9 @@ def _nccl(text: str, path: Path) -> Topology:
         raise ConfigError(f"this is not XML: {error}") from None
     found = [(pci, gpu) for pci in system.iter("pci") for gpu in pci.findall("gpu")]
     if not found:
-        raise ConfigError("there is no <gpu> in this topology of NCCL")
+        raise ConfigError("there is no <gpu> in this topology of NCCL: a file that NCCL reads "
+                          "(NCCL_TOPO_FILE) leaves out what NCCL finds by itself, such as NVLinks; "
+                          "take one that it writes (NCCL_TOPO_DUMP_FILE)")
     found.sort(key=lambda both: (_number(both[1], "rank"), _number(both[1], "dev")))
     bus = [pci.get("busid", "").lower() for pci, _ in found]
     ranks = {id(pci): rank for rank, (pci, _) in enumerate(found)}
@@ -260,7 +268,7 @@ def _add_nccl_nvlinks(graph: nx.DiGraph, rank: int, gpu: ET.Element, bus: list[s
         elif child.get("tclass", "").startswith("0x0680"):
             to_switch += count * each_Bps
         else:
-            ignored.append("NVLinks to CPUs")
+            ignored.append("NVLinks to no other GPU")
     if to_switch:
         graph.add_node("nvswitch", kind="switch")
         join(graph, rank, "nvswitch", PCIE_LATENCY_S, to_switch)

@@ -175,6 +175,11 @@ latency: [ 50.0, 500.0, 2000.0 ]  # ns
      "60,000 NPUs with 3,599,940,000 links are too many"),
     ("topology: [Ring]\nnpus_count: [4]\nlatency: [1]", "has the keys topology, npus_count"),
     ('{"topologies-per-dim": ["Ring"], "units-count": [4]}', "a network of ASTRA-sim 1"),
+    ('{\n    "logical-dims": ["8"]\n}', "a logical topology of ASTRA-sim, which has no links"),
+    ("3 1 2\n2\n0 2 400Gbps 0.0005ms 0\n1 2 400Gbps 0.0005ms 0", "a network of ns-3"),
+    ('<graphs version="1"><graph id="0"/></graphs>', "a graph that NCCL has chosen"),
+    ("==== ROCm System Management Interface ====\n       GPU0\nGPU0   0", "of rocm-smi"),
+    (2 * matrix(["GPU0", "GPU1"], ["X NV2", "NV2 X"], {}), "two rows of GPU0"),
 ])
 def test_what_is_not_read_says_what_it_is(text: str, says: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
