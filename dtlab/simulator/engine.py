@@ -336,8 +336,6 @@ class Engine:
 _order = attrgetter("order")
 
 
-
-
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
     """Inside, search for unreachable cycles only once in a while: messages come and go by the
