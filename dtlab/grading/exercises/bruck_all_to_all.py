@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dtlab.grading.case import ANY, Case, Wanted, describe_case
-from dtlab.grading.draws import numbers, varied
+from dtlab.grading.draws import numbers, varied, widest
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.exercises.shift import call_and_overwrite
 from dtlab.grading.standard import (
@@ -23,7 +23,8 @@ from dtlab.grading.standard import (
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0,
           gloo: bool = False) -> Case:
-    parts = [numbers((seed, ranks, shape, dtype, r), (ranks, *shape), dtype) for r in range(ranks)]
+    parts = [numbers((seed, ranks, shape, dtype, r), (ranks, *shape), dtype,
+                     widest(seed, dtype, 99)) for r in range(ranks)]
     part = parts[0][0].nbytes
     wanted = Wanted([(torch.stack([p[rank] for p in parts]), parts[rank].clone(),
                       True if part else ANY) for rank in range(ranks)],
