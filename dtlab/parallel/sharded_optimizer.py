@@ -67,7 +67,8 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
         step_pieces = torch.optim.Optimizer.profile_hook_step(step_pieces)
 
     class Sharded(optimizer):  # type: ignore[misc, valid-type]
-        """The optimizer of this rank's pieces: see `zero`."""
+        """The optimizer of this rank's pieces: see `zero`. Whoever changes them but in `step`,
+        or in a schedule-free optimizer's `eval` and `train`, calls model.share_parameters()."""
 
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
             def evaluate() -> Any:
@@ -110,6 +111,17 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
             super().zero_grad()
             model.zero_grad(set_to_none)
 
+    def handed_out(swap: Callable[..., Any]) -> Callable[..., Any]:
+        def swap_on_all_ranks(self: Any, *args: Any, **options: Any) -> Any:
+            for unit in model.units:
+                unit.take_writes()
+            result = swap(self, *args, **options)
+            model.share_parameters()
+            return result
+        return swap_on_all_ranks
+
+    for name in {"eval", "train"} & {*dir(optimizer)}:
+        setattr(Sharded, name, handed_out(getattr(optimizer, name)))
     Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
     sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)
     if isinstance(sharded, Layerwise):

@@ -103,7 +103,7 @@ class Stage1(SynchronizedModule):
         self.units = [Unit(names, comm, dtype or self.trained[0].dtype, offload,
                            self.keeps_parameters) for names in self.owned if names]
         self._unit_of = {p: unit for unit in self.units for p in unit.parameters}
-        self._wrapped = [(p, p.dtype, p.device) for p in self.trained]  # now of `dtype`
+        self._wrapped = self._kinds()  # now of `dtype`
 
     def held(self) -> Iterable[Tensor]:
         return [unit.whole for unit in self.units if unit.whole is not None]
