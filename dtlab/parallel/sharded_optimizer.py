@@ -67,8 +67,7 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
         step_pieces = torch.optim.Optimizer.profile_hook_step(step_pieces)
 
     class Sharded(optimizer):  # type: ignore[misc, valid-type]
-        """The optimizer of this rank's pieces: see `zero`. Whoever changes them but in `step`,
-        or in a schedule-free optimizer's `eval` and `train`, calls model.share_parameters()."""
+        """The optimizer of this rank's pieces: see `zero`."""
 
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
             def evaluate() -> Any:
@@ -112,6 +111,8 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
             model.zero_grad(set_to_none)
 
     def handed_out(swap: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a schedule-free optimizer, which evaluates other values than it steps."""
+
         def swap_on_all_ranks(self: Any, *args: Any, **options: Any) -> Any:
             for unit in model.units:
                 unit.take_writes()
