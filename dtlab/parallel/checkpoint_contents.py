@@ -38,8 +38,9 @@ def _regions(model: DistributedModule) -> list[Region]:
 
 def replicated(model: DistributedModule) -> dict[str, Any]:
     """What all ranks hold: persistent buffers, parameters that are frozen, extra state."""
+    trained = set(model.trained)
     return {name: value for name, value in own_state(model.module).items()
-            if not (isinstance(value, nn.Parameter) and value.requires_grad)}
+            if not (isinstance(value, nn.Parameter) and value in trained)}
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:

@@ -129,15 +129,13 @@ class DataParallel(SynchronizedModule):
         return [bucket.flat for bucket in self.buckets]
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, p.grad) for name, p in self.module.named_parameters()
-                if p.requires_grad and p.grad is not None]
+        return [(name, p.grad) for p, name in self.names.items() if p.grad is not None]
 
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         p.grad = torch.zeros_like(p)
 
     def regions(self) -> list[Region]:
-        return [Region(name, p.shape, p, [(0, 0, p.numel())])
-                for name, p in self.module.named_parameters() if p.requires_grad]
+        return [Region(name, p.shape, p, [(0, 0, p.numel())]) for p, name in self.names.items()]
 
     def begin_reduction(self) -> None:
         self._launched = []

@@ -129,6 +129,7 @@ class Hybrid(DistributedModule):
                  parts: dict[nn.Parameter, tuple[str, Part | None, bool]], dropout: float):
         super().__init__()
         self.comm, self.module, self.pipeline, self.at_once = mesh.comm, model, pipeline, at_once
+        self.trained = model.trained
         self.dp, self.tp = _axis(mesh, "dp"), _axis(mesh, "tp")
         self.everyone, self.dropout = mesh[tuple(mesh.axes)], dropout
         self.parts = {name: parts[p] for name, p in model.module.named_parameters()}

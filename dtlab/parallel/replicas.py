@@ -102,7 +102,7 @@ class Replicas:
     def _average(self, model: DistributedModule, samples: int) -> None:
         """Over the ranks that hold the same part of the model in other groups. A parameter that
         only some groups have used has a gradient of zeros in the others."""
-        parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
+        parameters = [p for p in model.trained if p.numel()]
         counts = torch.tensor([samples, *(p.grad is not None for p in parameters)],
                               device=self.comm.device)
         all_reduce(self._across, counts, algorithm="recursive_doubling")

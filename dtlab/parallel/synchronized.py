@@ -36,11 +36,11 @@ class Region(NamedTuple):
 
 
 class DistributedModule(nn.Module):
-    """A model of which each rank of `comm` has a copy or a part: what clipping and checkpoints need
-    to know of it."""
+    """A model of which each rank has a copy or a part: what clipping and checkpoints need of it."""
 
     comm: Comm
     module: nn.Module
+    trained: list[nn.Parameter]  # on this rank; between steps they may be frozen and unfrozen
     sharded = False  # do ranks step different elements, or all of them everything?
     saving: Work | None = None  # the checkpoint that is being written, beside training
     checkpoints: Mapping[Path, int] = MappingProxyType({})  # by folder: which one it had last
@@ -123,7 +123,8 @@ class SynchronizedModule(DistributedModule):
         for collective in ("reduce_scatter", "all_gather") if self.sharded else ("all_reduce",):
             if algorithm != "auto":
                 choose(collective, algorithm, {})  # is there one of this name?
-        self.trained = [p for p in module.parameters() if p.requires_grad]
+        self.names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        self.trained = list(self.names)
         if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in owners_of(p)):
             raise ConfigError("ZeRO shards parameters that no other wrapper reduces, but some of "
                               "this module were wrapped before; wrap each module once")
@@ -143,7 +144,7 @@ class SynchronizedModule(DistributedModule):
             for p in self.trained if p.numel()}
         # This lasts as long as the module; copies of that have none.
         vars(module).setdefault("_wrappers", {})[id(comm)] = Hook(self._gradient_hook)
-        self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
+        self._wrapped = self._kinds()
         self._reduces = True  # False within no_sync
         self._last_reduces = True  # did the last forward run outside no_sync?
         self._due = False  # has one run outside since the last reduction?
@@ -199,8 +200,7 @@ class SynchronizedModule(DistributedModule):
     # ---- forward and backward ------------------------------------------------------------------
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Run the module. Raises `ConfigError` if the parameters that it trains are not those any
-        more that were wrapped."""
+        """Run the module. Raises `ConfigError` if it trains other parameters than were wrapped."""
         check_outermost()
         self.check_parameters()
         if torch.is_grad_enabled():
@@ -227,14 +227,15 @@ class SynchronizedModule(DistributedModule):
                                   f"{error}") from error
             raise
 
+    def _kinds(self) -> list[Any]:
+        return [(id(p), p.dtype, p.device) for p in self.module.parameters()
+                if p.requires_grad or p in self.names]  # which may be frozen for a while
+
     def check_parameters(self) -> None:
         """Raise `ConfigError` unless the module trains the parameters that were wrapped."""
-        now = [(p, p.dtype, p.device) for p in self.module.parameters() if p.requires_grad]
-        if len(now) != len(self._wrapped) or any(
-                p is not before or kind != kind_before
-                for (p, *kind), (before, *kind_before) in zip(now, self._wrapped, strict=True)):
+        if self._kinds() != self._wrapped:
             raise ConfigError(f"rank {self.comm.rank}: the module's trained parameters are not "
-                              f"those that were wrapped; freeze, convert or replace them before "
+                              f"those that were wrapped; unfreeze, convert or replace them before "
                               f"wrapping")
 
     @contextmanager
@@ -309,8 +310,7 @@ class SynchronizedModule(DistributedModule):
                               "together, for example in one nn.ModuleList")
 
     def _gradient_hook(self, p: nn.Parameter) -> None:
-        """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
-        backward ends it."""
+        """Backward has computed `p.grad`. The first begins the reduction, its end ends it."""
         self._check_counted()
         if not (self._due or (self._reduces and self._last_reduces)):
             return

@@ -141,6 +141,17 @@ def evaluated_between(model: Any, x: Tensor) -> None:
     model.train()
 
 
+def frozen_for_a_while(model: Any, x: Tensor) -> None:
+    """As a GAN's discriminator is while its generator is trained."""
+    net = getattr(model, "module", model)
+    for part in (net.layers[1], net):
+        part.requires_grad_(False)
+        mean(model, x.clone().requires_grad_())
+        part.requires_grad_(True)
+        net.frozen.requires_grad_(False)
+    mean(model, x.flip(0))
+
+
 def one_gradient_dropped(model: Any, x: Tensor) -> None:
     mean(model, x)
     getattr(model, "module", model).layers[1].weight.grad = None
@@ -217,6 +228,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "without the wrapper": (None, without_the_wrapper),
     "an error first": (None, an_error_first),
     "evaluated between": (None, evaluated_between),
+    "frozen for a while": (None, frozen_for_a_while),
     "one gradient dropped": (None, one_gradient_dropped),
     "one gradient replaced": (None, one_gradient_replaced),
     "frozen first": (lambda net, x: net.in_turn(net.frozen(x)), mean),

@@ -371,6 +371,7 @@ def test_any_parameter_and_any_state_goes_on_as_on_one_device(
     def write(comm: dtlab.Comm, stage: int) -> None:
         model, optimizer = odd(comm, stage, make, 0)
         steps_of(model, optimizer, range(steps))
+        model.module.norm.requires_grad_(False)  # for a while
         save(tmp_path / f"{stage}", model, optimizer, {"step": steps})
 
     def read(comm: dtlab.Comm, before: int, stage: int) -> dict[str, Tensor]:

@@ -320,6 +320,44 @@ def test_any_elementwise_optimizer_steps_as_on_one_device(make: Any) -> None:
             assert difference(state, {k: p.detach() for k, p in one.named_parameters()}) < 1e-11
 
 
+class ScheduleFree(torch.optim.SGD):
+    """It swaps what it steps for what is evaluated, and back."""
+
+    elementwise = True
+
+    @torch.no_grad()
+    def eval(self, factor: float = 0.5) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.mul_(factor)
+
+    def train(self) -> None:
+        self.eval(factor=2.0)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_schedule_free_optimizer_evaluates_is_on_all_ranks(stage: int, offload: bool
+                                                                  ) -> None:
+    batch = batch_of("mlp", 0)
+
+    def outputs(model: Any, optimizer: Any) -> torch.Tensor:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.eval()
+        evaluated = model(batch[0])
+        optimizer.train()
+        return torch.stack([evaluated, model(batch[0])]).detach()
+
+    def train(comm: dtlab.Comm) -> torch.Tensor:
+        return outputs(*zero(MODELS["mlp"](torch.float64), comm, stage, ScheduleFree, lr=0.1,
+                             offload=offload))
+
+    one = MODELS["mlp"](torch.float64)
+    expected = outputs(one, ScheduleFree(one.parameters(), lr=0.1))
+    for found in on("simulator", train, ranks=3).values:
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_hook_may_clip_the_norm_of_all_shards() -> None:
     def train(comm: dtlab.Comm) -> list[float]:
         model, optimizer = zero(MODELS["mlp"](torch.float64), comm, 2, torch.optim.SGD, lr=1.0)
