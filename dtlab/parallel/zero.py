@@ -61,7 +61,7 @@ def zero(
     optimizer: a class, called with `options`, whose step treats every element by itself, as torch's
         SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop and ASGD do, and
         others whose class says `elementwise = True`; or LARS or LAMB, whose norms are added up.
-        Who changes what it steps after its step, as Lookahead does, calls model.share_parameters().
+        After changes of parameters outside a step, as Lookahead's, call model.share_parameters().
     layers: the modules whose parameters travel together; None: the elements of `module`'s outermost
         nn.ModuleLists and nn.Sequentials. What belongs to none of them, or to several, is one more.
         Stage 3 needs all ranks to call them: of experts that a rank may skip, name the whole block.
@@ -174,7 +174,7 @@ class Stage1(SynchronizedModule):
         for unit in self.units:
             if unit.has_gradients():
                 raise ConfigError(f"rank {self.comm.rank}: the gradients of {unit.label} are not "
-                                  f"reduced; end accumulation outside no_sync, or model.reduce()")
+                                  f"reduced; end accumulation outside no_sync, or call model.reduce()")
             unit.take_writes()
             unit.assign_gradients()
 

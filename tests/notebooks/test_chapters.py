@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import symtable
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -78,6 +80,28 @@ def test_it_links_the_chapters_beside_it_and_its_exercises(chapter: Chapter) -> 
     assert exercises.startswith(f"exercises/{chapter.path.stem[:2]}_")
     for following in EVERY[number + 1 :][:1]:
         assert f"]({following.path.name})" in sources[-1]
+
+
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """The names that a cell sets, and those that it needs from other cells."""
+    cell = symtable.symtable(source, "cell", "exec")
+
+    def needed(table: symtable.SymbolTable) -> Iterator[str]:
+        for name in table.get_symbols():
+            if name.is_referenced() and (table is cell or name.is_global()):
+                yield name.get_name()
+        for inner in table.get_children():
+            yield from needed(inner)
+
+    own = {name.get_name() for name in cell.get_symbols() if name.is_assigned()}
+    return own, set(needed(cell)) - own
+
+
+@parametrized(EVERY)
+def test_a_cell_finds_what_it_needs_whichever_cell_ran_last(chapter: Chapter) -> None:
+    cells = [names_of(code) for code in chapter.sources("code") if not code.startswith("%")]
+    needed = set[str]().union(*(names for _, names in cells))
+    assert [name for name in needed if sum(name in own for own, _ in cells) > 1] == []
 
 
 @parametrized([chapter for chapter in EVERY if chapter.path.stem[:3] in ("00_", "02_", "03_")])

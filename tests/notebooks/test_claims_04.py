@@ -101,7 +101,7 @@ def test_which_broadcast_wins_for_a_long_vector(prose: str) -> None:
     assert chain_s(16, N, best) < min(times.values())
     assert "it was more than twice as slow" in prose
     assert times["chain"] > 2 * chain_s(16, N, best)
-    assert "with half of the best k, or twice as many, you lose less than 3 %" in prose
+    assert "with half of $k^$ pieces, or twice $k^$, you lose less than 3 %" in prose
     assert max(chain_s(16, N, k) for k in (best // 2, 2 * best)) < 1.03 * chain_s(16, N, best)
     assert "less than 3 % here, and never more than an eighth" in prose
     worst = {k: chain_s(1002, 25_000_000, k) for k in (500, 1000, 2000)}  # (p−2)α = nβ: all 4 equal
