@@ -310,7 +310,7 @@ class SynchronizedModule(DistributedModule):
                               "together, for example in one nn.ModuleList")
 
     def _gradient_hook(self, p: nn.Parameter) -> None:
-        """Backward has computed `p.grad`. The first begins the reduction; backward's end, its end."""
+        """Backward has computed `p.grad`. The first one begins the reduction."""
         self._check_counted()
         if not (self._due or (self._reduces and self._last_reduces)):
             return
