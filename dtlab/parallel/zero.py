@@ -173,8 +173,8 @@ class Stage1(SynchronizedModule):
         """Before the optimizer's step: its parameters are the pieces of the shards."""
         for unit in self.units:
             if unit.has_gradients():
-                raise ConfigError(f"rank {self.comm.rank}: gradients of {unit.label} are not reduced; "
-                                  f"end accumulation outside no_sync, or call model.reduce()")
+                raise ConfigError(f"rank {self.comm.rank}: gradients of {unit.label} are not "
+                                  f"reduced; end accumulation outside no_sync or by model.reduce()")
             unit.take_writes()
             unit.assign_gradients()
 
