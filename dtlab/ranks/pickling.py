@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import random
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import cloudpickle
+import numpy as np
 import torch
 from cloudpickle.cloudpickle import (
     _class_setstate,
@@ -25,6 +27,9 @@ _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
 _UNPICKLABLE = frozenset(torch.storage._new_dtypes())
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CACHED = type(functools.lru_cache(len))
+# Where a process has the generators that `random.seed` and the like seed: a rank has its own.
+_GENERATORS = {id(getattr(module, name)): (module, name) for module, name in (
+    (random, "_inst"), (np.random.mtrand, "_rand"), (torch, "default_generator"))}
 _defined_here: WeakSet[type] = WeakSet()  # classes that have gone from this process by value
 _arrived: WeakSet[type] = WeakSet()  # classes that have come to this process by value
 
@@ -37,10 +42,13 @@ class Pickled(NamedTuple):
 
 
 class ReadablePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, which writes no tensor that can't be read."""
+    """cloudpickle, which writes no tensor that can't be read, and no generator of a process, whose
+    methods are `random.shuffle` and the like."""
 
     def reducer_override(self, x: Any) -> Any:
         """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
+        if id(x) in _GENERATORS:
+            return getattr, _GENERATORS[id(x)]
         if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
             return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
         return super().reducer_override(x)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -22,6 +23,8 @@ from dtlab.ranks.pickling import Pickler
 from dtlab.ranks.registered import Registered
 from dtlab.ranks.serialization import refusing_by_name
 from dtlab.simulator.rank_classes import CLASSES, Classes, dumps, loads, of_rank
+
+RANDOM = -1  # in a pickle: the module `random`
 
 
 class Copies:
@@ -99,7 +102,10 @@ class _CallPickler(Pickler):
         self._modules: dict[str, tuple[_EmptyModule, _Variables]] = {}
 
     def persistent_id(self, x: Any) -> int | None:
-        """Asked for each object first: a number for what is not pickled but shared."""
+        """Asked for each object first: a number for what is not pickled: code, which is shared, and
+        the module `random`, of which each rank has its own."""
+        if x is random:
+            return RANDOM
         if type(x) is not CodeType:
             return None
         self.codes.append(x)
@@ -135,12 +141,26 @@ class _CallUnpickler(pickle.Unpickler):
     def __init__(self, data: bytes, buffers: list[Any], codes: list[CodeType]):
         super().__init__(io.BytesIO(data), buffers=buffers)
         self._codes = codes
+        self._random: ModuleType | None = None
 
-    def persistent_load(self, number: int) -> CodeType:
-        return self._codes[number]
+    def persistent_load(self, number: int) -> CodeType | ModuleType:
+        if number != RANDOM:
+            return self._codes[number]
+        self._random = self._random or _own_random()
+        return self._random
 
 
 # ---- modules ------------------------------------------------------------------------------------
+
+
+def _own_random() -> ModuleType:
+    """The module `random`, whose functions draw from a generator of their own."""
+    own = ModuleType("random")
+    vars(own).update(vars(random), _inst=random.Random(torch.initial_seed()))
+    for name, x in vars(random).items():
+        if getattr(x, "__self__", None) is vars(random)["_inst"]:
+            setattr(own, name, getattr(vars(own)["_inst"], name))
+    return own
 
 
 class _EmptyModule:

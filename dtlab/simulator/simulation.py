@@ -64,10 +64,10 @@ def simulate(
     matters. As separate processes would, each rank has its own copies of `args` and of all that
     `fn` closes over or uses as globals (lists, tensors, objects, your classes and modules; but
     ranks share installed packages, what `fn` imports itself, and registered algorithms), its own
-    gradient mode and default dtype, and its own random numbers of torch, seeded with its number
-    (not of `random` or NumPy). Values come back as they are. Equal inputs give equal results, bit
-    for bit. Calls of several threads take turns, so that a rank must not wait for one in a thread
-    of its own.
+    gradient mode and default dtype, and its own random numbers, seeded with its number: of torch,
+    of NumPy, and of `random` unless `fn` itself imports that. Values come back as they are. Equal
+    inputs give equal results, bit for bit. Calls of several threads take turns, so that a rank must
+    not wait for one in a thread of its own.
 
     network: the cluster (`dtlab.topology`), always to be given; it says how many ranks there are.
     trace: record messages and spans in `Result.trace`? Without, it takes less memory.
@@ -148,7 +148,7 @@ class _Simulation:
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
         try:
-            with _turn(), _fork_torch_state(), self._routed_output():
+            with _turn(), _fork_library_state(), self._routed_output():
                 everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
                 self._first = everyone
                 self._run(everyone, timeout)
@@ -301,13 +301,13 @@ _TURN = threading.Lock()
 
 
 @contextmanager
-def _fork_torch_state() -> Iterator[None]:
+def _fork_library_state() -> Iterator[None]:
     """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes,
     default dtype, default device and random numbers as they were. As on processes, a rank computes
     with one thread: so the bits don't depend on the number of cores, and what is small doesn't wait
     for a core that others keep busy.
     """
-    before, threads = strands.torch_state(), torch.get_num_threads()
+    before, threads = strands.library_state(), torch.get_num_threads()
     device = torch.get_default_device()
     torch.set_num_threads(1)
     try:
@@ -315,7 +315,7 @@ def _fork_torch_state() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-        strands.set_torch_state(before)
+        strands.set_library_state(before)
         if torch.get_default_device() != device:
             torch.set_default_device(None if device.type == "cpu" else device)
 

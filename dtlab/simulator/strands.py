@@ -19,6 +19,8 @@ from typing import Any, Self
 
 import greenlet
 import torch
+from numpy.random import MT19937, mtrand
+from torch.nn.utils import parametrize
 
 from dtlab.errors import ConfigError
 from dtlab.simulator.lines import Line
@@ -30,17 +32,20 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # the innermost
 
 
-def torch_state() -> tuple[torch.Tensor, bool, torch.dtype, torch.dtype]:
-    """Random numbers, autocast and the default dtype: a rank's own affair, but torch keeps them
-    once a thread, or once a process."""
-    return (torch.default_generator.get_state(), torch.is_autocast_enabled("cpu"),
-            torch.get_autocast_dtype("cpu"), torch.get_default_dtype())
+def library_state() -> tuple[Any, ...]:
+    """Random numbers of torch and NumPy, autocast, the default dtype and cached parametrizations: a
+    rank's own affair, but kept once a thread, or once a process."""
+    return (torch.default_generator.get_state(), mtrand.get_bit_generator(),
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+            torch.get_default_dtype(), parametrize._cache_enabled, parametrize._cache)
 
 
-def set_torch_state(state: tuple[torch.Tensor, bool, torch.dtype, torch.dtype]) -> None:
-    """Put back what `torch_state` has returned."""
-    random_state, autocast, dtype, default_dtype = state
+def set_library_state(state: tuple[Any, ...]) -> None:
+    """Put back what `library_state` has returned."""
+    (random_state, bit_generator, autocast, dtype, default_dtype,
+     parametrize._cache_enabled, parametrize._cache) = state
     torch.default_generator.set_state(random_state)
+    mtrand.set_bit_generator(bit_generator)
     if autocast or torch.is_autocast_enabled("cpu"):
         torch.set_autocast_enabled("cpu", autocast)
         torch.set_autocast_dtype("cpu", dtype)
@@ -70,8 +75,9 @@ class Strand(ABC):
     next_strand: moves the clock on and returns the strand to go on next; None if there is none.
     """
 
-    __slots__ = ("_body", "_default_dtype", "_next_strand", "any_of", "awaits", "done", "idle",
-                 "idle_since_s", "label", "line", "rank", "real", "stream", "waits_for")
+    __slots__ = ("_bit_generator", "_body", "_default_dtype", "_next_strand", "any_of", "awaits",
+                 "done", "idle", "idle_since_s", "label", "line", "rank", "real", "stream",
+                 "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
@@ -88,6 +94,8 @@ class Strand(ABC):
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
         self._default_dtype = torch.get_default_dtype()
+        # A stream, which is made on its rank, draws from the rank's.
+        self._bit_generator = mtrand.get_bit_generator() if stream else MT19937(rank)
         self._next_strand = next_strand
 
     def is_busy(self) -> bool:
@@ -117,6 +125,8 @@ class Strand(ABC):
     def _run_body(self) -> None:
         torch.default_generator.manual_seed(self.rank)  # as in `run`: other numbers a rank
         torch.set_default_dtype(self._default_dtype)
+        mtrand.set_bit_generator(self._bit_generator)
+        parametrize._cache_enabled, parametrize._cache = 0, {}
         try:
             self._body(self)
         finally:
@@ -172,7 +182,7 @@ class GreenletStrand(Strand):
             with torch.inference_mode(False):  # the others'; at its end, this rank's again
                 self.pause()
             return
-        state = torch_state() if self.real else None
+        state = library_state() if self.real else None
         following = self._next_strand()
         if following is None:
             self._engine.switch()
@@ -184,7 +194,7 @@ class GreenletStrand(Strand):
         if is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
         if state is not None:
-            set_torch_state(state)
+            set_library_state(state)
 
     def stop(self) -> None:
         while not self._greenlet.dead:  # a `finally` block may pause once more
@@ -238,11 +248,11 @@ class ThreadStrand(Strand):
         self._ended.acquire()
 
     def pause(self) -> None:
-        state = torch_state()
+        state = library_state()
         self._moving = False
         self._ended.release()
         self._go.acquire()
-        set_torch_state(state)
+        set_library_state(state)
         if self._stopping:
             raise Stopped
 

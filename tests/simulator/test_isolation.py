@@ -241,6 +241,21 @@ def test_modes_of_torch_belong_to_the_rank_and_the_caller_keeps_his() -> None:
         assert torch.is_inference_mode_enabled()
 
 
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_cached_parametrizations_are_a_ranks_own(strands: str) -> None:
+    def fn(comm: Comm) -> list[float]:
+        layer = torch.nn.utils.parametrize.register_parametrization(
+            torch.nn.Linear(1, 1, bias=False), "weight", torch.nn.ReLU())
+        seen = []
+        for step in range(3):
+            layer.parametrizations.weight.original.data.fill_(1 + comm.rank + step)
+            with torch.nn.utils.parametrize.cached(), comm.compute("", seconds=1 + comm.rank / 3):
+                seen.append(layer.weight.item())
+        return seen
+
+    assert values(fn, strands=strands) == [[1 + r, 2 + r, 3 + r] for r in range(3)]
+
+
 def test_received_data_leaves_no_history() -> None:
     def fn(comm: Comm) -> bool:
         x = torch.ones(2, requires_grad=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from random import shuffle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.random import permutation
+from torch import default_generator
 
 import dtlab
 from dtlab import Comm, run, simulate, topology
@@ -96,19 +101,34 @@ def test_different_collectives_never_pass_for_each_other() -> None:
 
 
 def test_random_numbers_are_those_of_separate_processes() -> None:
-    def fn(comm: Comm) -> list[float]:
-        drawn = [torch.rand(1).item()]
+    def seeded(comm: Comm) -> list[Any]:
         torch.manual_seed(comm.rank)
+        random.seed(comm.rank)
+        np.random.seed(comm.rank)
+        drawn = []
         for _ in range(3):
-            drawn.append(torch.rand(1).item())
+            order = [1, 2, 3, 4, 5]
+            shuffle(order)
+            drawn += [torch.rand(1).item(), torch.rand(1, generator=default_generator).item(),
+                      random.random(), order, np.random.rand(), permutation(5).tolist()]
             comm.exchange(dtlab.Send(torch.ones(1), (comm.rank + 1) % comm.size),
                           dtlab.Recv(torch.ones(1), (comm.rank - 1) % comm.size))
         return drawn
 
-    before = torch.default_generator.get_state()
-    simulated = simulate(fn, network=net(3)).values
-    assert torch.equal(torch.default_generator.get_state(), before)
-    assert simulated == run(fn, ranks=3).values
+    def unseeded(comm: Comm) -> list[float]:
+        return [torch.rand(1).item(), random.random(), np.random.rand()]
+
+    random.seed(5)
+    np.random.seed(5)
+    before = torch.default_generator.get_state(), random.getstate()
+    simulated = simulate(seeded, network=net(3)).values
+    first = simulate(unseeded, network=net(3)).values
+    assert torch.equal(torch.default_generator.get_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.rand() == np.random.RandomState(5).rand()
+    assert simulated == run(seeded, ranks=3).values
+    assert first == simulate(unseeded, network=net(3)).values
+    assert len({number for drawn in first for number in drawn}) == 9
 
 
 class Exchanged(torch.autograd.Function):
