@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from dtlab.checks import check_flag, check_positive, short
@@ -145,7 +145,7 @@ class Pipeline:
         self.loss_fn = None
         self._run_row([action for action in self.row if action.kind == "F"])
         outputs = [self.outputs.pop(micro) for micro in sorted(self.outputs)]
-        return tree_map(lambda *parts: torch.cat(parts), *outputs) if outputs else None
+        return tree_map(_joined, *outputs) if outputs else None
 
     def _begin(self, inputs: Any, targets: Any, *extras: Tensor) -> None:
         """Cut the batch."""
@@ -257,7 +257,7 @@ class Pipeline:
     def _recomputed(self, module: nn.Module, *inputs: Any) -> Any:
         """Its outputs, of which only the inputs are kept: copies are changed in place."""
         changes = {name: b._version for name, b in module.named_buffers()}
-        y = checkpoint(lambda *kept: module(*tree_map(torch.clone, kept)), *inputs,
+        y = checkpoint(lambda *kept: module(*tree_map_only(Tensor, torch.clone, kept)), *inputs,
                        use_reentrant=False)
         for name, b in module.named_buffers():
             if b._version != changes[name]:
@@ -338,6 +338,17 @@ class Pipeline:
     def _device(self) -> torch.device:
         p = next((p for module in self.modules.values() for p in module.parameters()), None)
         return self.comm.device if p is None else p.device
+
+
+def _joined(*parts: Any) -> Tensor | None:
+    """What the last stage returned of each micro-batch, as of the batch."""
+    if parts[0] is None:
+        return None
+    for x in parts:
+        if not isinstance(x, Tensor) or not x.dim():
+            raise ConfigError(f"evaluate joins outputs along the batch, their first dimension; the "
+                              f"last stage returns {short(x)}, which has none")
+    return torch.cat(parts)
 
 
 def _tensor(what: str, x: Any) -> Tensor:
