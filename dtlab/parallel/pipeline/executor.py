@@ -20,7 +20,7 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_whole_batch
 from dtlab.parallel.pipeline.action import Action
-from dtlab.parallel.pipeline.form import Form, Received, taken_apart
+from dtlab.parallel.pipeline.form import Form, Received, joined, taken_apart
 from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
 from dtlab.parallel.pipeline.mean import check_mean, counted
 from dtlab.parallel.pipeline.schedule import Schedule
@@ -145,7 +145,7 @@ class Pipeline:
         self.loss_fn = None
         self._run_row([action for action in self.row if action.kind == "F"])
         outputs = [self.outputs.pop(micro) for micro in sorted(self.outputs)]
-        return tree_map(_joined, *outputs) if outputs else None
+        return tree_map(joined, *outputs) if outputs else None
 
     def _begin(self, inputs: Any, targets: Any, *extras: Tensor) -> None:
         """Cut the batch."""
@@ -338,17 +338,6 @@ class Pipeline:
     def _device(self) -> torch.device:
         p = next((p for module in self.modules.values() for p in module.parameters()), None)
         return self.comm.device if p is None else p.device
-
-
-def _joined(*parts: Any) -> Tensor | None:
-    """What the last stage returned of each micro-batch, as of the batch."""
-    if parts[0] is None:
-        return None
-    for x in parts:
-        if not isinstance(x, Tensor) or not x.dim():
-            raise ConfigError(f"evaluate joins outputs along the batch, their first dimension; the "
-                              f"last stage returns {short(x)}, which has none")
-    return torch.cat(parts)
 
 
 def _tensor(what: str, x: Any) -> Tensor:
