@@ -395,6 +395,15 @@ def test_a_mistake_is_one_sentence(mistake: str) -> None:
     assert says in refused(step)
 
 
+@pytest.mark.parametrize(("wrap", "says"), [
+    (lambda stage, comm: zero(stage, comm, 3)[0], "of ZeRO 3 can't be halved; take a schedule"),
+    (lambda stage, comm: torch.compile(stage), "of compiled layers can't be halved"),
+], ids=["zero 3", "compiled"])
+def test_what_has_no_halves_is_refused_where_a_schedule_halves(wrap: Any, says: str) -> None:
+    batch = [(data(0, 16), data(1, 16))]
+    assert says in refused(lambda comm: pipelined(comm, "ZB-H1", None, batch, mse_loss, wrap), 4)
+
+
 class Counted(nn.Module):
     """Counts how often forward runs, as BatchNorm does."""
 

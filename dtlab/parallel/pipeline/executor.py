@@ -21,7 +21,7 @@ from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_whole_batch
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.form import Form, Received, joined, taken_apart
-from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
+from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights, check_halved
 from dtlab.parallel.pipeline.mean import check_mean, counted
 from dtlab.parallel.pipeline.schedule import Schedule
 from dtlab.parallel.pipeline.tied import reduce_tied, take_gradients, tie
@@ -69,9 +69,10 @@ class Pipeline:
         for module in modules if schedule.micro_batches > 1 else ():
             check_whole_batch(module)
         self.modules = dict(zip(numbers, modules, strict=True))
-        self.schedule, self.comm = schedule, comm
-        self.recompute, self.seconds = recompute, seconds
+        self.schedule, self.comm, self.recompute, self.seconds = schedule, comm, recompute, seconds
         self.row = schedule.rows[comm.rank]
+        for number in {action.stage for action in self.row if action.kind == "W"} - {0}:
+            check_halved(self.modules[number])
         # Stages in DataParallel or zero reduce once a step, at its end: halved backward has no
         # hooks. A single stage reduces as backward computes, so that ZeRO 2 keeps only shards.
         last = schedule.stages > 1 or any(a.kind == "W" for a in self.row)
