@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from dtlab.errors import ConfigError
+
 _HEAD = struct.Struct("<IB")  # length of the body, number of file descriptors
 _CHUNK = 1 << 16
 _MOST_FILES = 253  # beside one frame: as many as Linux takes
@@ -76,6 +78,9 @@ class ControlChannel:
         end = _HEAD.size + length
         if len(self._bytes) < end:
             return None
+        if count > len(self._fds):  # the system has dropped some
+            raise ConfigError("this takes more open files than you may have (ulimit -n); allow "
+                              "more, or take fewer ranks")
         frame = pickle.loads(self._bytes[_HEAD.size : end])
         del self._bytes[:end]
         return frame, [self._fds.popleft() for _ in range(count)]

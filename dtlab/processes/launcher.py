@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import rank_monitor
 from dtlab.processes.control_channel import ControlChannel
@@ -88,9 +90,8 @@ class RankGroup:
         self._shared = [diagnosis, status]  # by all ranks
         self._channel = new_rank_group()
         self._watch(self._channel, self._on_status)
-        self._told = Settings(
-            0, self.size, backend, device, threads, trace, os.environ | self._env, _cwd(),
-            list(sys.path))
+        self._told = Settings(0, self.size, backend, device, threads, trace, os.environ | self._env,
+                              _cwd(), list(sys.path), torch.get_default_dtype())
         for rank in range(self.size):
             self._start_rank(self._told._replace(rank=rank))
 
@@ -245,10 +246,8 @@ class RankGroup:
         try:
             reply: Reply = serialization.unpack(file)
         except Exception as error:
-            raise ConfigError(
-                f"what rank {rank.number} returned can't be read here: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise ConfigError(f"what rank {rank.number} returned can't be read here: "
+                              f"{type(error).__name__}: {error}") from error
         return reply
 
     def _all_came_back(self) -> bool:

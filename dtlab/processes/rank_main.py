@@ -62,6 +62,7 @@ class Settings(NamedTuple):
     env: dict[str, str]
     cwd: str
     path: list[str]
+    dtype: torch.dtype  # the default
     new: bool = False  # in the place of a rank that has died
 
 
@@ -224,6 +225,7 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     with contextlib.suppress(OSError):  # the caller's folder may be gone
         os.chdir(told.cwd)
     sys.path[:] = told.path
+    torch.set_default_dtype(told.dtype)
     sys.argv = [""]
     torch.default_generator.manual_seed(told.rank)  # as in the simulator: other numbers a rank
     # Else all ranks, and all runs, would inherit one state from the server. (Without an argument

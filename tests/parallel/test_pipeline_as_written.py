@@ -231,6 +231,30 @@ def test_evaluation_hands_outputs_back_and_sends_no_gradients(schedule: str) -> 
             torch.testing.assert_close(outputs, expected)
 
 
+@pytest.mark.parametrize(("last", "says"), [
+    ({"loss": None}, ""), ({"loss": torch.ones(())}, "the last stage returns tensor(1.)"),
+    ({"loss": 3}, "the last stage returns 3, which has none")])
+def test_evaluation_joins_what_has_a_batch(last: dict[str, Any], says: str) -> None:
+    """And extras may be None, also with recompute."""
+    class Last(nn.Linear):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+            return {"y": super().forward(x), **last}
+
+    def evaluate(comm: dtlab.Comm) -> Any:
+        torch.manual_seed(0)
+        stage = (nn.Identity(), Last(4, 4).double())[comm.rank]
+        pipe = pipeline.Pipeline(stage, pipeline.gpipe(2, 4), comm, recompute=True)
+        pipe.step(data(0), data(1), lambda y, t: mse_loss(y["y"], t), *[None] * comm.rank)
+        return pipe.evaluate(data(0)), stage
+
+    if says:
+        assert says in refused(evaluate)
+    else:
+        _, (outputs, stage) = on("simulator", evaluate, ranks=2).values
+        assert outputs["loss"] is None
+        torch.testing.assert_close(outputs, stage(data(0)))
+
+
 def changes_form(layer: Layer, x: Tensor) -> Any:
     y = layer.linear(x)
     return y if layer.number != 3 or x.sum() > 0 else (y, y)
@@ -369,6 +393,15 @@ def test_a_mistake_is_one_sentence(mistake: str) -> None:
         pipeline.Pipeline(stages[comm.rank], pipeline.gpipe(2, 4), comm).step(x, y, mse_loss)
 
     assert says in refused(step)
+
+
+@pytest.mark.parametrize(("wrap", "says"), [
+    (lambda stage, comm: zero(stage, comm, 3)[0], "of ZeRO 3 can't be halved; take a schedule"),
+    (lambda stage, comm: torch.compile(stage), "of compiled layers can't be halved"),
+], ids=["zero 3", "compiled"])
+def test_what_has_no_halves_is_refused_where_a_schedule_halves(wrap: Any, says: str) -> None:
+    batch = [(data(0, 16), data(1, 16))]
+    assert says in refused(lambda comm: pipelined(comm, "ZB-H1", None, batch, mse_loss, wrap), 4)
 
 
 class Counted(nn.Module):

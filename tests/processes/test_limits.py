@@ -61,6 +61,24 @@ def test_an_ordinary_user_runs_as_many_ranks(files: int, ranks: int) -> None:
     assert unprivileged(files, ranks) == f"{{{4.0 * ranks}}}"
 
 
+def test_however_few_files_may_be_open_it_runs_or_says_so() -> None:
+    """What ranks return comes in files, too."""
+    fork_server()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened, said = len(os.listdir("/proc/self/fd")), []
+    try:
+        for files in range(opened + 8, opened + 40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+            try:
+                said.append(str(run(lambda comm: comm.rank, ranks=4).values))
+            except ConfigError as error:
+                said.append(str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert said[-1] == "[0, 1, 2, 3]"
+    assert [s for s in said if "open files" not in s and s != said[-1]] == []
+
+
 def refused(*_: object, **__: object) -> NoReturn:
     raise BlockingIOError(11, "Resource temporarily unavailable")
 

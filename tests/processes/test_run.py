@@ -205,12 +205,17 @@ def test_ranks_stand_where_the_caller_stands(
     monkeypatch.syspath_prepend("")
     monkeypatch.setenv("MY_SETTING", "on")
 
-    def look(comm: Comm) -> tuple[str, str | None, int]:
+    def look(comm: Comm) -> tuple[str, str | None, int, torch.dtype]:
         import beside_the_notebook
 
-        return os.getcwd(), os.environ.get("MY_SETTING"), beside_the_notebook.answer
+        return (os.getcwd(), os.environ.get("MY_SETTING"), beside_the_notebook.answer,
+                torch.ones(1).dtype)
 
-    assert run(look, ranks=1).values == [(str(tmp_path), "on", 42)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert run(look, ranks=1).values == [(str(tmp_path), "on", 42, torch.float64)]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_one_thread_a_rank_unless_told_otherwise() -> None:

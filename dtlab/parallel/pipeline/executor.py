@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from dtlab.checks import check_flag, check_positive, short
@@ -20,8 +20,8 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_whole_batch
 from dtlab.parallel.pipeline.action import Action
-from dtlab.parallel.pipeline.form import Form, Received, taken_apart
-from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
+from dtlab.parallel.pipeline.form import Form, Received, joined, taken_apart
+from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights, check_halved
 from dtlab.parallel.pipeline.mean import check_mean, counted
 from dtlab.parallel.pipeline.schedule import Schedule
 from dtlab.parallel.pipeline.tied import reduce_tied, take_gradients, tie
@@ -69,9 +69,10 @@ class Pipeline:
         for module in modules if schedule.micro_batches > 1 else ():
             check_whole_batch(module)
         self.modules = dict(zip(numbers, modules, strict=True))
-        self.schedule, self.comm = schedule, comm
-        self.recompute, self.seconds = recompute, seconds
+        self.schedule, self.comm, self.recompute, self.seconds = schedule, comm, recompute, seconds
         self.row = schedule.rows[comm.rank]
+        for number in {action.stage for action in self.row if action.kind == "W"} - {0}:
+            check_halved(self.modules[number])
         # Stages in DataParallel or zero reduce once a step, at its end: halved backward has no
         # hooks. A single stage reduces as backward computes, so that ZeRO 2 keeps only shards.
         last = schedule.stages > 1 or any(a.kind == "W" for a in self.row)
@@ -145,7 +146,7 @@ class Pipeline:
         self.loss_fn = None
         self._run_row([action for action in self.row if action.kind == "F"])
         outputs = [self.outputs.pop(micro) for micro in sorted(self.outputs)]
-        return tree_map(lambda *parts: torch.cat(parts), *outputs) if outputs else None
+        return tree_map(joined, *outputs) if outputs else None
 
     def _begin(self, inputs: Any, targets: Any, *extras: Tensor) -> None:
         """Cut the batch."""
@@ -257,7 +258,7 @@ class Pipeline:
     def _recomputed(self, module: nn.Module, *inputs: Any) -> Any:
         """Its outputs, of which only the inputs are kept: copies are changed in place."""
         changes = {name: b._version for name, b in module.named_buffers()}
-        y = checkpoint(lambda *kept: module(*tree_map(torch.clone, kept)), *inputs,
+        y = checkpoint(lambda *kept: module(*tree_map_only(Tensor, torch.clone, kept)), *inputs,
                        use_reentrant=False)
         for name, b in module.named_buffers():
             if b._version != changes[name]:

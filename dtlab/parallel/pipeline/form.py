@@ -48,6 +48,17 @@ def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
     return form, tensors
 
 
+def joined(*parts: Any) -> Tensor | None:
+    """What the last stage returned of each micro-batch, as of the batch."""
+    if parts[0] is None:
+        return None
+    for x in parts:
+        if not isinstance(x, Tensor) or not x.dim():
+            raise ConfigError(f"evaluate joins outputs along the batch, their first dimension; the "
+                              f"last stage returns {short(x)}, which has none")
+    return torch.cat(parts)
+
+
 class Received(torch.autograd.Function):
     """`x`, which came from another stage, as a tensor that a module may change in place, as it may
     on one device. Its gradient is that of `leaf`, which takes no memory."""
