@@ -373,6 +373,7 @@ def test_each_chunk_of_a_ring_has_a_tree_of_its_own(prose: str, ranks: int) -> N
     if ranks == 8:
         assert "and so has halving–doubling" in prose
         assert sorted(roots("halving_doubling")) == list(range(ranks))
+    assert len({*roots("halving_doubling")}) == 1 << (ranks.bit_length() - 1)  # folded, too
     assert "paths without a branch" in prose
     for up, down in journeys("ring", ranks).values():
         assert all(b == (a + 1) % ranks for a, b in up + down)

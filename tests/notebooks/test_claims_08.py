@@ -161,6 +161,11 @@ def test_asynchronous_training_converges_with_small_steps_and_not_with_large_one
     assert "its best loss here, at 0.8, is out of reach for 16 workers" in prose
     assert loss(0.8, 1) < 0.3 * medium[16]
     assert "the lowest loss is at step 0.1\n" in printed("convergence-table")
+    assert "of fifteen, 8 workers end between 0.3 and 2.1, and 16 between 0.5 and 1.8" in prose
+    for workers, lr, least, most in ((8, 0.2, 0.3, 2.15), (16, 0.1, 0.5, 1.8)):
+        ends = [simulate(chapter["train"], ps.ASP(), ps.SGD(lr), 160, seed, trace=False,
+                         network=chapter["cluster"](workers)).values[1][0] for seed in range(15)]
+        assert least < min(ends) < least + 0.1 < most - 0.1 < max(ends) < most
 
 
 def test_staleness_aware_steps_never_fall_off_and_compensation_gains_one_point_of_the_grid(
