@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlab.collectives import ALGORITHMS, default_of
+from dtlab.errors import ConfigError
 from dtlab.plots import Picture, stepper
 from dtlab.plots.stepper import cargo, describe, heading, progress
 from dtlab.recording import Frame, frames_of, stepper_frames
@@ -49,7 +50,11 @@ class Stepper(Player):
 
     def static(self, step: int | None = None) -> Picture:
         """The frame that is shown, or that after `step` (−1: the last), as a matplotlib figure."""
-        return stepper(self.frame if step is None else self._frames[step])
+        frames = self._frames
+        if step is not None and step not in range(-len(frames), len(frames)):
+            raise ConfigError(f"static(step={step}): there are {len(frames) - 1} steps, after each "
+                              "of which there is a frame; 0 is the beginning, -1 the last")
+        return stepper(self.frame if step is None else frames[step])
 
     def _answer(self) -> Json:
         ranks = self.choice["ranks"]

@@ -38,4 +38,12 @@ MISTAKES = [
             "The gradient g was changed: it belongs to the worker. Compute with copies."),
     Mistake({"    return w": "    return None"}, "A pull must return the weights."),
     Mistake({"lr * (g": "(g"}, "The learning rate is missing."),
+    Mistake({"(w - backups[worker])": "(w - backups.pop(worker))"}, "The backup is thrown away at a "
+            "push: more pushes may follow. It stays until the worker's next pull."),
+    Mistake({UPDATE: "w -= lr * g\n        w -= lr * " + TERM}, "The step is taken in two, and the "
+            "first has moved w before the correction looks at it: compute all of it from the old w."),
+    Mistake({TERM: "lam * g * (w - backups[worker]) ** 2"},
+            "The square is on g, not on w − w_bak: the correction is g ⊙ g ⊙ (w − w_bak)."),
+    Mistake({UPDATE: "w -= lr * g + " + TERM},
+            "The learning rate multiplies the correction, too: w ← w − η·[g + …]."),
 ]

@@ -29,4 +29,10 @@ MISTAKES = [
             "Return two lists of ranks: return [first, second]."),
     Mistake({"if free[here][path[0]]:": "if True:"}, "The last rank must have a link to the first "
             "one, too: a path is no ring yet."),
+    Mistake({"zip(ring, [*ring[1:], ring[0]], strict=True)": "zip(ring, ring[1:])"}, "The wire from "
+            "the last rank back to the first is in both rings: it is a wire of the ring like all "
+            "others, take it away, too."),
+    Mistake({"free[a][b] = free[b][a] = wires": "free[a][b] = wires"}, "None comes back, even where "
+            "every rank is joined to every other. Does the function return what it finds? And do "
+            "links lead both ways, (0, 3) from 3 to 0, too?"),
 ]

@@ -92,4 +92,10 @@ def halving_doubling(comm, x):
     Mistake({"inbox = torch.empty_like(x if me < folded else x[: -(-len(x) // 2)])":
              "inbox = torch.empty(len(x) if me < folded else -(-len(x) // 2))"}, "It works for "
             "float32 only: make the inbox with torch.empty_like, or dtype=x.dtype."),
+    Mistake({"torch.empty_like(x if me < folded else x[: -(-len(x) // 2)])": "torch.empty_like(x)"},
+            "The inbox is as long as x on every rank; half of x is enough where no neighbour folds in."),
+    Mistake({"have, lack, partner = half(me, distance), half(me ^ distance, distance)": "have, lack, "
+             "partner = half(me, 1), half(me ^ distance, distance)"}, "On the way back each rank "
+            "sends the chunk with which the halving ended, in every round. What it holds doubles: "
+            "send all that is complete."),
 ]

@@ -80,4 +80,9 @@ MISTAKES = [
     Mistake({BROADCAST: 'pass\n    all_reduce(comm, x, algorithm="hierarchical", group=group)'}, "The "
             "answer calls the library's own algorithm=hierarchical, which does just what the "
             "exercise asks for: build it out of others."),
+    Mistake({LEADERS: "comm.split(0 if comm.rank < comm.size // group else None)"}, "The leaders are "
+            "not the first ranks of all: each group has one, the rank whose team.rank is 0."),
+    Mistake({BROADCAST: 'broadcast(comm, x, root=0, algorithm="scatter_allgather")'}, "Rank 0 "
+            "broadcasts to all ranks, across the spine: every leader has the sum already, and "
+            "broadcasts in its group only."),
 ]

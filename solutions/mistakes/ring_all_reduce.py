@@ -110,4 +110,12 @@ def ring_all_reduce(comm, x):
     Mistake({"chunks = x.tensor_split(p)": "chunks, copy = x.tensor_split(p), x.clone()"},
             "A whole copy of x is made (clone, cat, stack, x + …, tolist). Add and overwrite in "
             "place: chunks from x.tensor_split(p) are views of x."),
+    Mistake({"summand = inbox[: len(arriving)]": "summand = inbox",
+             "inbox = torch.empty_like(chunks[0])": "inbox = torch.empty_like(chunks[me])"},
+            "The inbox is as long as one chunk, and chunks differ in length by one: make it as long "
+            "as the longest, chunks[0], and receive into as much of it as comes, inbox[:len(chunk)]."),
+    Mistake({"chunks = x.tensor_split(p)": "k = len(x) // p; chunks = [x[r * k : (r + 1) * k if r < "
+             "p - 1 else None] for r in range(p)]", "empty_like(chunks[0])": "empty_like(chunks[-1])"},
+            "One chunk takes the whole remainder of n / p, and its sender sends too much: lengths "
+            "may differ by one element, as those of x.tensor_split(p) do."),
 ]

@@ -65,4 +65,19 @@ MISTAKES = [
             "part."),
     Mistake({"comm.exchange(*(Send(g, s) for s in range(servers) " + GRADS: "[comm.send(g, s) for s " "in range(servers) " + GRADS[:-2] + "]", "comm.exchange(*(Recv(g, worker) for worker in " "workers for g in pushed[worker]))": "[comm.recv(g, worker) for worker in workers for g " "in pushed[worker]]"},
             HINTS["time"]),
+    Mistake({MEAN: "lr / (comm.size - 1)"}, "The sum is divided by the number of all ranks but one: "
+            "there are `servers` servers, so divide by comm.size - servers."),
+    Mistake({PART: "[tensors[key] for key in sorted(weights) if __import__('zlib').crc32(key.encode())"
+             " % servers == server]"}, f"A hash places whole keys, whatever their size. {CUT}"),
+    Mistake({"        comm.exchange(*(Recv(g, worker) for worker in workers for g in pushed[worker]))\n":
+             "        for worker in workers:\n            comm.exchange(*(Recv(g, worker) for g in "
+             "pushed[worker]))\n"}, "Each server receives from one worker after the other, while "
+            "other servers wait for the same worker: post all receives together (comm.exchange)."),
+    Mistake({"        for gradients in pushed.values():\n": "        for worker, gradients in "
+             "pushed.items():\n            comm.exchange(*(Recv(g, worker) for g in gradients))\n",
+             "        comm.exchange(*(Recv(g, worker) for worker in workers for g in pushed[worker]))"
+             "\n": "", "        comm.exchange(*(Send(w, worker) for worker in workers for w in mine))":
+             "            comm.exchange(*(Send(w, worker) for w in mine))"}, "A server answers each "
+            "worker when its gradient has come, so only the last one sees all: add up all "
+            "gradients first, then answer."),
 ]

@@ -30,4 +30,7 @@ MISTAKES = [
             "push is finished work: it is always accepted."),
     Mistake({RULE: "False"}, "Nothing is ever allowed."),
     Mistake({"return request": "request"}, "Return True or False."),
+    Mistake({"return " + RULE: "others = list(clocks)\n    others.remove(clock)\n    return request == "
+             "'push' or clock - min(others) <= staleness"}, "A worker that is alone is the slowest, too: it "
+            "never waits. `clocks` holds its own clock as well, so take min(clocks)."),
 ]

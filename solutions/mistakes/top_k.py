@@ -44,4 +44,25 @@ MISTAKES = [
     Mistake({ADD: "[total.add_(row) for row in all_gather(comm, torch.zeros_like(g).index_copy_(0, "
              "places, values))]", "    everywhere = all_gather(comm, places)\n": ""},
             "Send only values and their k places (all_gather), not a whole vector."),
+    Mistake({"values = memory[places]": "values = memory[places] * 0"}, "Only zeros are sent: take "
+            "the values out of the memory before you set their places to 0."),
+    Mistake({"values = memory[places]": "values = memory.abs()[places]", ZERO: "memory[places] -= "
+             "values"}, "What was sent has lost its signs: take only the places from x.abs().topk(k), "
+            "and the values from x."),
+    Mistake({"    " + ZERO + "\n": "", "    return total": "    memory[everywhere.flatten()] = 0\n"
+             "    return total"}, "The memory is cleared at the places that other ranks sent, too: "
+            "clear only those that this rank sent."),
+    Mistake("""
+def top_k_mean(comm, g, memory, k):
+    from dtlab.collectives import all_gather
+    memory += g
+    total = sum(all_gather(comm, memory)) / comm.size
+    places = total.abs().topk(min(k, len(g))).indices
+    memory[places], mean = 0, torch.zeros_like(g)
+    mean[places] = total[places]
+    return mean
+""", "Those are the largest entries of the mean. Each rank chooses the k largest of its own memory."),
+    Mistake({"    memory += g\n": "    memory, kept = memory + g, memory\n", "    return total":
+             "    kept.copy_(g)\n    kept[places] = 0\n    return total"}, "What was not sent in "
+            "earlier calls is gone: memory += g, don't overwrite it."),
 ]

@@ -36,7 +36,7 @@ MISTAKES = [
             "That is the mean of the machines' means, in which a worker of a small machine counts "
             "for more. Send sums, and divide by the number of all workers at the end."),
     Mistake({HAND_OUT: "", PULL: ""}, "Only the aggregators have the new weights: each must send "
-            "them to the ranks of its machine."),
+            "them to the ranks of its machine, which receive them into the `weights` they were given."),
     Mistake({"        " + TOTAL: "        weights.sub_(total, alpha=lr / (1 + len(neighbours)))\n"
              "        comm.send(total, server)", "comm.recv(weights, server)  # 6":
              "comm.recv(total, server)"}, "The machines were never averaged: each aggregator must "
@@ -59,4 +59,21 @@ MISTAKES = [
             "each other, look them up in `machines`."),
     Mistake({"inbox = torch.empty_like(weights)": "inbox = torch.empty(len(weights))"},
             HINTS["any dtype"]),
+    Mistake("""
+def two_level_step(comm, machines, weights, grad, lr):
+    from dtlab.collectives import broadcast, reduce
+    number = next((i for i, machine in enumerate(machines) if comm.rank in machine), None)
+    first = comm.rank in [0, *(machine[0] for machine in machines)]
+    team, leaders = comm.split(number), comm.split(0 if first else None)
+    total = torch.zeros_like(weights) if grad is None else grad.clone()
+    if team:
+        reduce(team, total, root=0)
+    if leaders:
+        reduce(leaders, total, root=0)
+        weights.sub_(total, alpha=lr / sum(map(len, machines)))
+        broadcast(leaders, weights, root=0)
+    if team:
+        broadcast(team, weights, root=0)
+""", "comm.split numbers the ranks of a machine in ascending order, so its rank 0 is the least, not "
+            "machine[0]: comm.split(colour, key) takes another order, or let the least aggregate."),
 ]

@@ -60,6 +60,21 @@ def test_recursive_doubling_needs_the_fewest_rounds_and_too_many_bytes(
         assert (frame.holds.sum(axis=2) == 2**step).all()
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13])
+def test_a_rank_hears_from_many_in_one_round_but_tells_one(prose: str, ranks: int) -> None:
+    assert "each of them can send it to one other rank, for a port starts one message at" in prose
+
+    def all_to_one(comm: Comm, towards: bool) -> None:
+        pairs = [(r, 0) if towards else (0, r) for r in range(1, comm.size)]
+        comm.exchange(*(dtlab.Send(torch.zeros(1), to) for of, to in pairs if of == comm.rank),
+                      *(dtlab.Recv(torch.zeros(1), of) for of, to in pairs if to == comm.rank))
+
+    starts = uniform(ranks, 1.0, FREE)
+    assert simulate(all_to_one, True, network=starts).elapsed_s == pytest.approx(1)
+    assert simulate(all_to_one, False, network=starts).elapsed_s == pytest.approx(ranks - 1)
+    assert all(rounds(name, ranks) > (ranks - 1).bit_length() - 1e-6 for name in EVERY)
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_halving_leaves_one_complete_chunk_and_sends_the_rings_bytes(
     prose: str, ranks: int
@@ -358,6 +373,7 @@ def test_each_chunk_of_a_ring_has_a_tree_of_its_own(prose: str, ranks: int) -> N
     if ranks == 8:
         assert "and so has halving–doubling" in prose
         assert sorted(roots("halving_doubling")) == list(range(ranks))
+    assert len({*roots("halving_doubling")}) == 1 << (ranks.bit_length() - 1)  # folded, too
     assert "paths without a branch" in prose
     for up, down in journeys("ring", ranks).values():
         assert all(b == (a + 1) % ranks for a, b in up + down)

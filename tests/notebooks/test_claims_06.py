@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from itertools import pairwise
 from typing import Any
@@ -129,6 +130,14 @@ def test_what_a_broken_link_costs(prose: str) -> None:
 
 
 # ---- racks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_ring_is_only_as_good_as_its_order(prose: str, seed: int) -> None:
+    assert "with its ranks mixed up is about as bad: other orders take 300 to 400 ms" in prose
+    mixed = {"cycles": [random.Random(seed).sample(range(32), 32)]}
+    taken_s = wires.enter(racks(4, 8, oversubscription=16), N, "two_ring", mixed).elapsed_s
+    assert 0.295 < taken_s < 0.405
 
 
 def test_in_the_racks_the_order_of_partners_decides(prose: str) -> None:

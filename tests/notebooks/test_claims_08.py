@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,22 @@ def test_no_bounded_rule_outruns_a_worker_that_is_always_slow(prose: str, pace: 
     assert max(late) - min(late) <= 1  # in the second half, worker 1 is no faster with any bound
     free = recording.watch_clocks(ps.ASP(), recording.PACES[pace], end_s=end_s)
     assert sum(i.done_s > end_s / 2 for i in free.of[1]) > 1.8 * max(late)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_against_rare_pauses_ssp_needs_more_than_one_clock(
+    prose: str, chapter: dict[str, Any], seed: int
+) -> None:
+    assert "rarer pauses of section 1, SSP with s = 1 and a backup worker are about even" in prose
+
+    def used_per_second(rule: ps.Consistency) -> float:
+        result = simulate(chapter["clocks_only"], rule, 60, partial(chapter["seconds"], seed),
+                          network=chapter["cluster"](8), trace=False)
+        return sum(result.values[0].staleness.values()) / result.elapsed_s
+
+    backup, one, three = map(used_per_second, (ps.BackupWorkers(1), ps.SSP(1), ps.SSP(3)))
+    assert one == pytest.approx(backup, rel=0.06)
+    assert three > 1.1 * backup
 
 
 def test_the_bound_is_kept_and_reached_and_each_step_of_it_saves_one_clock_once(prose: str) -> None:
@@ -144,6 +161,11 @@ def test_asynchronous_training_converges_with_small_steps_and_not_with_large_one
     assert "its best loss here, at 0.8, is out of reach for 16 workers" in prose
     assert loss(0.8, 1) < 0.3 * medium[16]
     assert "the lowest loss is at step 0.1\n" in printed("convergence-table")
+    assert "of fifteen, 8 workers end between 0.3 and 2.1, and 16 between 0.5 and 1.8" in prose
+    for workers, lr, least, most in ((8, 0.2, 0.3, 2.15), (16, 0.1, 0.5, 1.8)):
+        ends = [simulate(chapter["train"], ps.ASP(), ps.SGD(lr), 160, seed, trace=False,
+                         network=chapter["cluster"](workers)).values[1][0] for seed in range(15)]
+        assert least < min(ends) < least + 0.1 < most - 0.1 < max(ends) < most
 
 
 def test_staleness_aware_steps_never_fall_off_and_compensation_gains_one_point_of_the_grid(

@@ -10,6 +10,7 @@ import torch
 
 from dtlab import Comm, Deadlock, Trace, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.errors import ConfigError
 from dtlab.recording import stepper_frames
 from dtlab.topology import racks, send_together, uniform
 from dtlab.widgets import ScheduleExplorer, Stepper, TimelineExplorer, TopologyExplorer
@@ -44,6 +45,13 @@ def test_a_page_gets_a_still_picture_its_words_and_what_it_can_play(name: str) -
     assert played["show"]["moments"][player.at]["words"] == player.words
     assert "NaN" not in json.dumps(played)
     assert "Infinity" not in json.dumps(played)
+
+
+def test_a_still_of_a_step_that_is_not_there_says_how_many_there_are() -> None:
+    shown = Stepper("all_reduce", "ring", ranks=2)
+    assert shown.static(-1).alt == shown.static(2).alt
+    with pytest.raises(ConfigError, match=r"static\(step=3\): there are 2 steps"):
+        shown.static(3)
 
 
 @pytest.mark.parametrize("name", MAKE)
