@@ -209,6 +209,16 @@ def test_what_does_not_fit_says_so(axes: dict[str, int], options: dict[str, Any]
         on("simulator", train, axes, CONFIG, "adam", size, options, ranks=4)
 
 
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"pp": 2}, {"tp": 2}])
+def test_ranks_with_batches_of_their_own_are_told(axes: dict[str, int]) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model, _ = built(comm, axes, CONFIG, "adam", {})
+        model.backward(*torch.full((2, 4, 8), comm.rank))
+
+    with pytest.raises(dtlab.ConfigError, match="rank 1 has another batch than rank 0"):
+        on("simulator", fn, ranks=2)
+
+
 def test_what_this_gpt_can_not_do_says_so() -> None:
     def long(comm: dtlab.Comm) -> None:
         model, _ = built(comm, {"pp": 2}, CONFIG, "adam", {})
