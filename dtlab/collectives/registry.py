@@ -177,7 +177,7 @@ def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> No
     if not isinstance(x, torch.Tensor):
         raise ConfigError(
             f"rank {comm.rank}: {collective} takes a tensor, not {type(x).__name__}; "
-            f"wrap numbers in torch.tensor(...)"
+            f"make one of numbers by torch.tensor(...), of a list of tensors by torch.stack(...)"
         )
     if x.device != comm.device and x.device.type not in (comm.device.type, "meta"):
         raise ConfigError(
