@@ -48,3 +48,8 @@ def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, 
                       if p in names and inside[p] == uses[p] and owners[p] == 1})
     elsewhere = {p for layer in owned for p in layer}
     return [{p: name for p, name in names.items() if p not in elsewhere}, *owned]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """By torch.compile, which makes a module of its own, or by the module's `compile`?"""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.parallel.layers import is_compiled
 from dtlab.parallel.memory import mark
 from dtlab.parallel.types import VARYING, declare, known_letters
 
@@ -328,7 +329,7 @@ def _unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
 def check_not_compiled(module: nn.Module) -> None:
     """Raise `ConfigError` if a part of it is compiled."""
     for name, part in module.named_modules():
-        if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
+        if is_compiled(part):
             raise ConfigError(f"torch.compile traces the parameters of {name or 'the module'!r}, "
                               f"which ZeRO 3 has only while it runs; use stage 1 or 2, or don't "
                               f"compile it")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from dtlab.errors import ConfigError
+from dtlab.parallel.layers import is_compiled
 from dtlab.parallel.zero import Stage3
 
 Gradients = tuple[Tensor | None, ...]  # of a node's outputs
@@ -32,10 +33,10 @@ class Kept(NamedTuple):
 def check_halved(stage: nn.Module) -> None:
     """Raise `ConfigError` if backward of `stage` has no halves."""
     for module in stage.modules():
-        compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        if compiled or isinstance(module, Stage3):
-            raise ConfigError(f"backward of {'compiled layers' if compiled else 'ZeRO 3'} can't be "
-                              f"halved; take a schedule without W, such as one_f_one_b")
+        if is_compiled(module) or isinstance(module, Stage3):
+            what = "compiled layers" if is_compiled(module) else "ZeRO 3"
+            raise ConfigError(f"backward of {what} can't be halved; take a schedule without W, such "
+                              f"as one_f_one_b")
 
 
 def backward_of_inputs(ends: Sequence[Tensor], gradients: Sequence[Tensor] | None,
