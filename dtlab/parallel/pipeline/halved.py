@@ -35,8 +35,8 @@ def check_halved(stage: nn.Module) -> None:
     for module in stage.modules():
         if is_compiled(module) or isinstance(module, Stage3):
             what = "compiled layers" if is_compiled(module) else "ZeRO 3"
-            raise ConfigError(f"backward of {what} can't be halved; take a schedule without W, such "
-                              f"as one_f_one_b")
+            raise ConfigError(f"backward of {what} can't be halved; take a schedule without W, "
+                              f"such as one_f_one_b")
 
 
 def backward_of_inputs(ends: Sequence[Tensor], gradients: Sequence[Tensor] | None,
