@@ -65,9 +65,10 @@ def simulate(
     `fn` closes over or uses as globals (lists, tensors, objects, your classes and modules; but
     ranks share installed packages, what `fn` imports itself, and registered algorithms), its own
     gradient mode and default dtype, and its own random numbers, seeded with its number: of torch,
-    of NumPy, and of `random` unless `fn` itself imports that. Values come back as they are. Equal
-    inputs give equal results, bit for bit. Calls of several threads take turns, so that a rank must
-    not wait for one in a thread of its own.
+    of `random` unless `fn` itself imports that, and of NumPy (whose `randn` makes two at a time;
+    the second is lost where a rank waits). Values come back as they are. Equal inputs give equal
+    results, bit for bit. Calls of several threads take turns, so that a rank must not wait for one
+    in a thread of its own.
 
     network: the cluster (`dtlab.topology`), always to be given; it says how many ranks there are.
     trace: record messages and spans in `Result.trace`? Without, it takes less memory.

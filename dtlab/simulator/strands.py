@@ -67,6 +67,8 @@ class NeedsThreads(BaseException):
     torch.device(…)` or hooks on saved tensors, whose state it shares with the others of its thread.
     Seen outside only where greenlets were asked for."""
 
+_idle: list[Any] = []  # NumPy's generators, of ranks that have ended
+
 
 class Strand(ABC):
     """A thread of control of one rank: exactly one of all strands and the engine runs at a time.
@@ -94,8 +96,9 @@ class Strand(ABC):
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
         self._default_dtype = torch.get_default_dtype()
-        # A stream, which is made on its rank, draws from the rank's.
-        self._bit_generator = mtrand.get_bit_generator() if stream else MT19937(rank)
+        self._bit_generator = mtrand.get_bit_generator()  # a stream is made on its rank, and draws
+        if not stream:  # from the same; to make one takes 60 µs
+            self._bit_generator = _idle.pop() if _idle else MT19937()
         self._next_strand = next_strand
 
     def is_busy(self) -> bool:
@@ -126,11 +129,15 @@ class Strand(ABC):
         torch.default_generator.manual_seed(self.rank)  # as in `run`: other numbers a rank
         torch.set_default_dtype(self._default_dtype)
         mtrand.set_bit_generator(self._bit_generator)
+        if not self.stream:
+            mtrand.seed(self.rank)
         parametrize._cache_enabled, parametrize._cache = 0, {}
         try:
             self._body(self)
         finally:
             self.done = True
+            if not self.stream:
+                _idle.append(self._bit_generator)
 
 
 class GreenletStrand(Strand):
