@@ -31,7 +31,7 @@ MISTAKES = [
              "enumerate(grads)]"}, "The buckets begin with the first gradient. Backward computes "
             "the last layer's first: go through `grads` from its end."),
     Mistake({FULL: "True"}, "Each gradient travels alone: join them (torch.cat) until a bucket "
-            "holds `least` elements."),
+            "holds `least` elements (not bytes)."),
     Mistake({FULL: "False"}, "Everything travels at once: close a bucket as soon as it holds "
             "`least` elements."),
     Mistake({FULL: "sum(map(len, bucket)) > least"}, "A bucket that holds just `least` elements is "
@@ -56,4 +56,6 @@ def average_in_buckets(comm, grads, least):
         g.copy_(piece)
 """, "Buckets of just `least` elements cut gradients in two: each holds whole gradients, so it may "
             "hold more."),
+    Mistake({"reversed(list(enumerate(grads)))": "reversed(list(enumerate(grads[1:])))"}, "The first "
+            "gradient is left out: a loop from the end must reach number 0."),
 ]

@@ -41,4 +41,6 @@ MISTAKES = [
     Mistake({Y: "all_reduce(comm, x @ weight.T + bias / comm.size)", RETURN: "dy @ weight / comm.size, "
              "dy.T @ x / comm.size, dy.sum(0)"}, "The gradients are divided by the number of ranks: "
             "each is that of this rank's own columns, and whole."),
+    Mistake({Y: "all_reduce(comm, x @ weight.T) + bias * (comm.rank == 0)"}, "After the sum, the bias is "
+            "added on one rank only: y is the same on all."),
 ]

@@ -64,4 +64,15 @@ MISTAKES = [
     Mistake({"z = " + TOP: "z = logits - all_reduce(comm, logits.logsumexp(1))[:, None]",
              "total.log()": "0 * total", "/ total[:, None]": "* 1"}, "Logarithms of sums can't be added "
             "up over the ranks: add up the sums of the exponentials, then take the logarithm."),
+    Mistake({LOSS: "(target - total.log()).mean()"}, "The sign is wrong: the loss is log(sum) − the "
+            "target's."),
+    Mistake({"gradient / rows": "-gradient / rows"}, "The gradient's sign is wrong: softmax, minus 1 in "
+            "the target's column."),
+    Mistake({"gradient / rows": "all_reduce(comm, gradient / rows)"}, "The gradient is that of this rank's "
+            "own columns: don't reduce it."),
+    Mistake({"torch.stack([z.exp().sum(1), own])": "torch.stack([z.exp().sum(1), own]), \"avg\""},
+            "The sums are averaged over the ranks: add them up."),
+    Mistake({"total, target = all_reduce(comm, torch.stack([z.exp().sum(1), own]))": "total, target = "
+             "all_reduce(comm, z.exp().sum(1)), all_reduce(comm, own, \"max\")"}, "The target's logit is "
+            "negative, once the largest is taken off, so the largest of it and 0 is 0: add up."),
 ]
