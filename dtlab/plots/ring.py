@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 
+from dtlab.checks import check_whole
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, ink_on, rank_color
 from dtlab.plots.picture import MARGIN_IN, Picture, page
@@ -26,8 +27,12 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
     """For each of two numbers of virtual nodes the ring of `servers`, as `ps.ConsistentHash` has
     it; each arc in the colour of the server that owns it, with its share. `keys` stand where their
     hashes are. Raises `ConfigError` unless two numbers of virtual nodes are given."""
-    if len(vnodes) != 2:
-        raise ConfigError(f"hash_ring compares two numbers of virtual nodes, not {len(vnodes)}")
+    check_whole("hash_ring's servers", servers)
+    if not isinstance(vnodes, Sequence) or len(vnodes) != 2:
+        raise ConfigError("hash_ring compares two numbers of virtual nodes, such as (1, 16), not "
+                          f"{vnodes!r:.40}")
+    for number in vnodes:
+        check_whole("a number of virtual nodes", number)
     shares = [arc_shares(servers, v) for v in vnodes]
     note = " · ".join(f"{_nodes_text(v)}: largest share {max(found):.0%}, smallest "
                       f"{min(found):.0%}" for v, found in zip(vnodes, shares, strict=True))

@@ -31,11 +31,31 @@ MISTAKES = [
              "enumerate(grads)]"}, "The buckets begin with the first gradient. Backward computes "
             "the last layer's first: go through `grads` from its end."),
     Mistake({FULL: "True"}, "Each gradient travels alone: join them (torch.cat) until a bucket "
-            "holds `least` elements."),
+            "holds `least` elements (not bytes)."),
     Mistake({FULL: "False"}, "Everything travels at once: close a bucket as soon as it holds "
             "`least` elements."),
     Mistake({FULL: "sum(map(len, bucket)) > least"}, "A bucket that holds just `least` elements is "
             "full: " + HOLDS[0].lower() + HOLDS[1:]),
     Mistake({FULL + LAST: "number == 0 or sum(map(len, bucket)) + len(grads[number - 1]) > least"},
             "A bucket is closed before it overflows, so it may hold too little. " + HOLDS),
+    Mistake({"            bucket = []\n": ""}, "The bucket is never emptied, so its gradients travel "
+            "again with each later bucket: begin a new one after each all-reduce."),
+    Mistake({FULL: "len(bucket) >= least"}, "`least` counts elements, not gradients: a bucket's size "
+            "is the sum of its gradients' lengths."),
+    Mistake({"split([len(g) for g in bucket])": "chunk(len(bucket))", "strict=True": "strict=False"},
+            "The gradients have different lengths: split the bucket by these, not into equal parts."),
+    Mistake("""
+import torch
+from dtlab.collectives import all_reduce
+def average_in_buckets(comm, grads, least):
+    grads = grads[::-1]
+    whole = torch.cat(grads)
+    for bucket in whole.split(least):
+        all_reduce(comm, bucket, "avg", algorithm="ring")
+    for g, piece in zip(grads, whole.split([len(g) for g in grads])):
+        g.copy_(piece)
+""", "Buckets of just `least` elements cut gradients in two: each holds whole gradients, so it may "
+            "hold more."),
+    Mistake({"reversed(list(enumerate(grads)))": "reversed(list(enumerate(grads[1:])))"}, "The first "
+            "gradient is left out: a loop from the end must reach number 0."),
 ]

@@ -50,4 +50,11 @@ MISTAKES = [
              '    had: set[int] = shared.setdefault("had", set())',
              'node["values"]': 'shared.setdefault("values", {})'}, "A node knows only what its own "
             "messages have brought: what another node has in its memory is out of reach."),
+    Mistake({"    def pass_on(": "    def star(add: tuple[Any, ...]) -> list[tuple[Any, Any]]:\n"
+             "        out = [(n, add) for n in node[\"chain\"][1:] if node[\"me\"] == node[\"chain\"]"
+             "[0]]\n        last = node[\"me\"] == node[\"chain\"][-1]\n        return [*out, "
+             "(\"client\", (\"done\", add[1]))] if last else out\n\n    def pass_on(",
+             "return pass_on(message)": "return star(message)"}, "The head sends each add to all nodes "
+            "itself, so the tail may acknowledge one that is still on its way to the middle: pass it "
+            "on from node to node, then what the tail has, all have."),
 ]

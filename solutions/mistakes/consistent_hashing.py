@@ -6,7 +6,15 @@ ELSEWHERE = ("Python's hash() of a text differs from process to process (or your
              "numbers): workers would ask the wrong servers. Take hashlib: "
              "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), \"big\").")
 
+COUNTED = ("A key's place depends on how many servers or points there are (a hash modulo their number, "
+           "or points at equal distances), which changes with every server: points are hashes of names, "
+           "and a key belongs to the first one at or after its own hash (bisect).")
+NEXT = ("The copies of a key are the next different servers round the ring, from the key's own place. "
+        "Then, when the first dies, the next one is first, and has the copy.")
+
 HINTS = {
+    "copies": "The first `copies` different servers round the ring, the one that leads first; all "
+        "of them, if there are fewer.",
     "a placement": "Return a dict: each key, and no other, → a list of different servers.",
     "balance": "With few points on the ring, shares are a matter of luck: put each server there "
         "about a hundred times, each time under another name: f\"{server}/{v}\".",
@@ -27,8 +35,7 @@ MISTAKES = [
             "are a matter of luck: put it there many times (a hundred virtual nodes, say), each time "
             "under another name: f\"{server}/{v}\"."),
     Mistake({"        at = bisect.bisect(ring, (spot(key),))": "        at = spot(key)"},
-            "The key's hash is taken modulo the number of points, which changes with every server: "
-            "a key belongs to the first point at or after its own hash (bisect)."),
+            COUNTED),
     Mistake({NAMES: 'spot(f"{place}/{v}"), server) for place, server in enumerate(servers)'},
             "A server's points depend on its place in the list: when one comes or dies, those of "
             "others move. Hash the servers' names."),
@@ -41,6 +48,14 @@ MISTAKES = [
             "the index modulo the number of points."),
     Mistake({"return placed": "return {key: mine[0] for key, mine in placed.items()}"},
             "Each key has a *list* of servers, also if it is only one."),
-    Mistake({"at += 1": "at += 7919"}, "The copies of a key are the next different servers round "
-            "the ring. Then, when the first dies, the next one is first, and has the copy."),
+    Mistake({"at += 1": "at += 7919"}, NEXT),
+    Mistake({"placed[key] = mine": "placed[key] = sorted(mine)"}, "The order of a key's servers is lost "
+            "(sorted, or a set): the one that leads comes first, then the next round the ring."),
+    Mistake({f"sorted(({NAMES} for v in range(150))": "[(2**64 * place // len(servers), server) "
+             "for place, server in enumerate(sorted(servers))]"}, COUNTED),
+    Mistake({"        while len": "        line = sorted(servers)\n        at = "
+             "line.index(ring[at % len(ring)][1])\n        while len", "ring[at % len(ring)][1]\n"
+             "            if": "line[at % len(line)]\n            if"}, NEXT),
+    Mistake({BLAKE: "sum(map(ord, name))"}, "Names that are alike lie side by side, or at one place: "
+            "take a hash that spreads them, from hashlib."),
 ]

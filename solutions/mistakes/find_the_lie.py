@@ -5,6 +5,8 @@ BIAS = "It is added after the sum, to what is the same on all ranks"
 PARTS = "up and down are cut: each rank has the whole gradient of its own part."
 
 HINTS = {
+    "forward": "y is the same as before: the sum over the ranks of their parts, and then x and bias, "
+        "once.",
     "place": "Return y and a set of the names of the arguments whose gradients the printed layer "
         "gets wrong, of norm, up, scale, down, bias.",
     "norm": "The gradient of `norm` is wrong, which lies before the region: does h enter the "
@@ -56,4 +58,17 @@ MISTAKES = [
             "it."),
     Mistake({"@ up.T": "@ copy_to(comm, up).T"}, "The gradient of `up` is reduced over the ranks, "
             "but up is cut: each rank has a part of its own, and the whole gradient of it."),
+    Mistake({ENTER: "copy_to(comm, copy_to(comm, x) * norm)"}, "x enters through copy_to, and h once "
+            "more, so the gradient of x is reduced twice: one copy of h, after the norm, will do."),
+    Mistake({ENTER: "copy_to(comm, x) * norm"}, "The gradient of `norm` is wrong: x enters the region "
+            "before it is multiplied by norm. What enters is h, after the norm."),
+    Mistake({SCALE: "scale", "h @ down.T": "copy_to(comm, h) @ down.T"}, "h is this rank's own "
+            "columns there, and differs from rank to rank: copy_to is for `scale`, which is the same "
+            "on all ranks, before it is multiplied by them."),
+    Mistake({"reduce_from(comm, h @ down.T)\n    return x + y + bias":
+             "reduce_from(comm, x + h @ down.T + bias)\n    return y"}, "x and bias are added on every "
+            "rank before the sum, so they count t times: leave them where they were, after."),
+    *(Mistake({NAMED: names}, PARTS) for names in ('{"up", "scale"}', '{"down", "scale"}')),
+    Mistake({NAMED: '{"norm", "up", "scale", "down", "bias"}'}, PARTS + " And bias is added after "
+            "the sum, to what is the same on all ranks."),
 ]

@@ -53,4 +53,7 @@ MISTAKES = [
              "    for rate, count in schedule:\n", GROWN: "min(most, int(grown * before / rate + "
              "1e-9))\n        before = rate"}, "The batch grows from that of the stage before, "
             "which was rounded: take the first stage's batch and rate."),
+    Mistake({"batch * first / rate + 1e-9": "batch * (first / rate)"}, "A quotient such as 0.3 / 0.1 "
+            "is a little less than 3 in floating point, so a batch is one too small: add 1e-9 before "
+            "you round down."),
 ]

@@ -50,4 +50,14 @@ def overlapped_backward(comm, layers):
         for each, part in zip(bucketed, bucket.split([len(each.grad) for each in bucketed])):
             each.grad = part
 """, "Layers share a reduction: reduce each layer's gradient by itself, as soon as it is there."),
+    Mistake({WAIT: WAIT + "    for layer in layers:\n        layer.grad /= comm.size\n"}, "The average "
+            "is divided by the number of ranks once more: op=\"avg\" does it by itself."),
+    Mistake({WAIT: WAIT + "    for layer in layers:\n        all_reduce(comm, layer.grad, "
+             "algorithm=\"ring\")\n"}, "Each gradient is reduced twice: once by begin, and once more "
+            "afterwards."),
+    Mistake({BEGIN: "pass", WAIT: "    whole = torch.cat([layer.grad for layer in layers])\n"
+             "    all_reduce(comm, whole, \"avg\", algorithm=\"ring\")\n    for layer, part in "
+             "zip(layers, whole.split([len(x.grad) for x in layers])):\n        layer.grad = part\n"},
+            "All gradients travel at once, after backward, so nothing hides: begin one all-reduce for "
+            "each layer, as soon as its gradient is there."),
 ]

@@ -31,4 +31,16 @@ MISTAKES = [
     Mistake({Y: "sum(all_gather(comm, x @ weight.T)) + bias",
              "    y =": "    from dtlab.collectives import all_gather\n    y ="},
             "More moves than one all-reduce of y: don't gather the parts of y."),
+    Mistake({"dy @ weight,": "all_reduce(comm, dy @ weight),"}, MANY),
+    Mistake({"dy.T @ x,": "all_reduce(comm, dy.T @ x),"}, MANY),
+    Mistake({"dy @ weight, dy.T @ x": "dy.T @ x, dy @ weight"}, "The order is y, and then the "
+            "gradients of x, of weight and of bias."),
+    Mistake({"dy.T @ x": "x.T @ dy"}, "The gradient of weight has weight's shape: dyᵀ x, not xᵀ dy."),
+    Mistake({"dy.sum(0)": "dy.sum(0) * (comm.rank == 0)"}, "Each rank holds the whole bias, and needs "
+            "its whole gradient: also those that don't add it."),
+    Mistake({Y: "all_reduce(comm, x @ weight.T + bias / comm.size)", RETURN: "dy @ weight / comm.size, "
+             "dy.T @ x / comm.size, dy.sum(0)"}, "The gradients are divided by the number of ranks: "
+            "each is that of this rank's own columns, and whole."),
+    Mistake({Y: "all_reduce(comm, x @ weight.T) + bias * (comm.rank == 0)"}, "After the sum, the bias is "
+            "added on one rank only: y is the same on all."),
 ]

@@ -2,8 +2,10 @@ from dtlab.grading.mistakes import Mistake
 
 TOP = 'logits - all_reduce(comm, logits.amax(1), "max")[:, None]'
 LOSS = "(total.log() - target).mean()"
+UNEVEN = "Ranks may have different widths: this rank's columns begin at `first`, not at rank · width."
 
 HINTS = {
+    "uneven": UNEVEN,
     "loss": "Three numbers of each row are over all ranks: the largest logit, the sum of "
         "exp(logit − largest), and the target's logit less the largest, which the rank with its "
         "column gives (column targets − first there), and the others as 0. The loss is the mean "
@@ -50,4 +52,27 @@ MISTAKES = [
             "over all ranks."),
     Mistake({"    gradient = z.exp()": "    [all_reduce(comm, z[:, :1] + 0) for _ in range(width)]\n    gradient = z.exp()"},
             HINTS["bytes"]),
+    Mistake({"mine = (column >= 0) & (column < width)": "column = column.clamp(0, width - 1)\n"
+             "    mine = column >= 0"}, "A rank that lacks the target's column takes another one: it "
+            "adds 0 there, and takes 1 off nowhere."),
+    Mistake({"gradient[at] -= 1": "gradient[mine] -= 1"}, "1 is taken off all columns of a row: only "
+            "the target's own has it."),
+    Mistake({"gradient / rows": "gradient / rows / comm.size"}, "The gradient is divided by the number "
+            "of ranks: it is that of the mean over rows only."),
+    Mistake({"rows, width = logits.shape\n": "rows, width = logits.shape\n    first = comm.rank * "
+             "width\n"}, UNEVEN),
+    Mistake({"z = " + TOP: "z = logits - all_reduce(comm, logits.logsumexp(1))[:, None]",
+             "total.log()": "0 * total", "/ total[:, None]": "* 1"}, "Logarithms of sums can't be added "
+            "up over the ranks: add up the sums of the exponentials, then take the logarithm."),
+    Mistake({LOSS: "(target - total.log()).mean()"}, "The sign is wrong: the loss is log(sum) − the "
+            "target's."),
+    Mistake({"gradient / rows": "-gradient / rows"}, "The gradient's sign is wrong: softmax, minus 1 in "
+            "the target's column."),
+    Mistake({"gradient / rows": "all_reduce(comm, gradient / rows)"}, "The gradient is that of this rank's "
+            "own columns: don't reduce it."),
+    Mistake({"torch.stack([z.exp().sum(1), own])": "torch.stack([z.exp().sum(1), own]), \"avg\""},
+            "The sums are averaged over the ranks: add them up."),
+    Mistake({"total, target = all_reduce(comm, torch.stack([z.exp().sum(1), own]))": "total, target = "
+             "all_reduce(comm, z.exp().sum(1)), all_reduce(comm, own, \"max\")"}, "The target's logit is "
+            "negative, once the largest is taken off, so the largest of it and 0 is 0: add up."),
 ]

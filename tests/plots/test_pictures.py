@@ -346,7 +346,9 @@ def test_the_grid_tells_what_was_returned_who_failed_and_who_waits() -> None:
     lambda: plots.flows(racks(2, 2), Trace(4)),
     lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
     lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
-    lambda: plots.hash_ring(4, (1,)), lambda: plots.server_load({}),
+    *(lambda s=s, v=v: plots.hash_ring(s, v) for s, v in (
+        (4, (1,)), (4, 16), (4, (0, 16)), (0, (1, 16)))),
+    lambda: plots.server_load({}),
     lambda: plots.server_load({"x": []}),
     *(lambda fate=fate: recording.replica_run(ps.Chain(), **fate) for fate in (
         {"victim": 3}, {"cut_s": 0.0}, {"cut_s": 0.1, "healed_s": 0.05})),

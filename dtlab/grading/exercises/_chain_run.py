@@ -12,7 +12,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, permutations
 from typing import Any, NamedTuple
 
 CLIENT, MASTER = "client", "master"
@@ -115,6 +115,9 @@ class ChainRun:
                         for n in range(nodes)}
         self._known: defaultdict[Name, set[int]] = defaultdict(set)  # adds that messages told of
         self._links: defaultdict[tuple[Name, Name], deque[Any]] = defaultdict(deque)
+        # One link is slow, another one in each of successive schedules: it waits for all else.
+        pairs = list(permutations(range(nodes), 2))
+        self._slow = pairs[schedule % len(pairs)] if pairs else None
         self.crashes = {crash.node: crash for crash in crashes}
         # How many messages each node sent, by event.
         self.handled: dict[int, list[int]] = {n: [] for n in range(nodes)}
@@ -136,7 +139,8 @@ class ChainRun:
     def settle(self) -> None:
         """Do what can happen, one step at a time in the schedule's order, until nothing is left."""
         while not self.flood and (moves := list(self._moves())):
-            self._random.choice(moves)()
+            soon = [move for move in moves if move.args != self._slow] or moves
+            self._random.choice(soon)()
 
     def kill(self, node: int) -> None:
         """The process dies, and all that was on its way to it is lost."""
@@ -158,14 +162,14 @@ class ChainRun:
         for ends in [ends for ends in self._links if closed(*ends)]:
             del self._links[ends]
 
-    def _moves(self) -> Iterator[Callable[[], None]]:
+    def _moves(self) -> Iterator[partial[None]]:
         for ends, link in self._links.items():
             if link:
                 yield partial(self._deliver, *ends)
         if self.client.can_act():
-            yield self.client.act
+            yield partial(self.client.act)
         if self._unannounced and self.alive:
-            yield self._announce
+            yield partial(self._announce)
 
     def _announce(self) -> None:
         self._unannounced = False
