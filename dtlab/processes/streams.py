@@ -6,6 +6,7 @@ import queue
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from threading import Event
 from typing import Any
 
@@ -90,7 +91,8 @@ class Stream:
         self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]] | None]
         self._tasks = queue.SimpleQueue()
         end.streams.append(self)
-        self.thread = end.threads.start(self._serve, f"stream {self.number}")
+        context = copy_context()
+        self.thread = end.threads.start(lambda: context.run(self._serve), f"stream {self.number}")
 
     def begin(self, task: Callable[[], Any], name: str, place: Place) -> BegunWork:
         """Run `task` after all that was begun before. place: in the learner's code."""

@@ -24,12 +24,20 @@ def save_if_due(server: ServerState) -> None:
                   {name: own(x) for name, x in entry.state.items()}, entry.version)
                  for entry in server.store.entries]
         clock = (server.resumed or 0) + server.saved
-        keep.save(server.number, clock, state, server.comm.rank)
+        keep.save(server.number, clock, (len(server.policy.servers), state), server.comm.rank)
 
 
 def newest(policy: Policy) -> int:
     """The clock of the checkpoint to go on from: the newest that is sound on all servers; or 0."""
-    return (policy.checkpoints and policy.checkpoints.newest(policy.servers)) or 0
+    keep = policy.checkpoints
+    if not keep:
+        return 0
+    for clock in keep.clocks(policy.servers[0]):  # which is there whatever their number
+        found = keep.load(policy.servers[0], clock)
+        if found and found[0] != len(policy.servers):
+            raise ConfigError(f"the checkpoint in {keep.folder} is of servers={found[0]}, not "
+                              f"{len(policy.servers)}; join with as many, or take another folder")
+    return keep.newest(policy.servers) or 0
 
 
 def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
@@ -38,10 +46,11 @@ def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
     if not keep or not server.resumed:
         return
     if server.found is None:
-        server.found = keep.load(server.number, server.resumed)
-        if server.found is None:
+        found = keep.load(server.number, server.resumed)
+        if found is None:
             raise ConfigError(f"the checkpoint of clock {server.resumed} in {keep.folder} has gone "
                               f"while it was being read; start again")
+        _, server.found = found
     others = []
     for entry in server.found:
         keys, value, state, version = entry
@@ -51,8 +60,8 @@ def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
         runs = server.store.index.runs(server.store.index.of.get(key, -1) for key in keys)
         made = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
         if len(made) != 1 or value.shape != made[0].value.shape:
-            raise ConfigError(f"the checkpoint in {keep.folder} is of another model or "
-                              f"another number of servers: its key {keys[0]!r} does not fit")
+            raise ConfigError(f"the checkpoint in {keep.folder} is of another model, or of keys "
+                              f"on other servers: its key {keys[0]!r} does not fit")
         made[0].value, made[0].state, made[0].version = value, state, version
     server.found = others  # for keys that are made later
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+from dtlab.checks import short
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.ps.index import KeyIndex, Run, Shard
 from dtlab.ps.partition import Key, Spec
 from dtlab.ps.updates import State, Update
@@ -144,7 +146,12 @@ class Entry:
         if weight != 1:
             total /= weight
         mean = total.to(self.numbers.dtype)
-        self._on(rows, lambda w, state: self.rule.step_(w, mean, state, count))
+
+        def step(w: torch.Tensor, state: State) -> None:
+            self.rule.step_(w, mean, state, count)
+            _check(self.rule, w, state)
+
+        self._on(rows, step)
 
     def cut(self, number: int, at: int) -> Entry:
         """Keep the keys before `number`, which are the first `at` elements. Returns the others."""
@@ -182,6 +189,14 @@ class Entry:
                 self.state[name].index_copy_(0, rows, x)
             else:
                 self.state[name] = x
+
+
+def _check(rule: Update, w: torch.Tensor, state: State) -> None:
+    """Raise `ConfigError` for a state that can't be cut where `w` is."""
+    for name, x in state.items():
+        if not (x.shape == w.shape if isinstance(x, torch.Tensor) else isinstance(x, (int, float))):
+            raise ConfigError(f"{type(rule).__name__}'s state[{name!r}] is {short(x)}; servers cut "
+                              f"and move keys, so a state is a number, or a tensor shaped like w")
 
 
 class Store:

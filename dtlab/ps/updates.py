@@ -17,7 +17,7 @@ from dtlab.checks import check_flag, short
 from dtlab.errors import ConfigError
 from dtlab.ps.checks import MOST, amount
 
-State = dict[Any, Any]  # name → tensor like w, or a number
+State = dict[Any, Any]  # name → tensor like w, or a number: nothing else could be cut as w is
 
 
 @dataclass(frozen=True)

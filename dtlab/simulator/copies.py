@@ -7,6 +7,7 @@ add into each other's tensors, nor append to each other's lists.
 from __future__ import annotations
 
 import io
+import marshal
 import os
 import pickle
 import random
@@ -39,13 +40,16 @@ class Copies:
         with refusing_by_name(fn, args, Registered([], []), _CallPickler):
             self._pickled = pickler.pickled((fn, args))
         self._codes, self._classes = pickler.codes, pickler.classes
+        marshalled = marshal.dumps(self._codes)
+        self._to_compile = marshalled if b"compile" in marshalled else None
         self._check_memory(ranks)
 
     def take(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Called on a rank: its own."""
         CLASSES.set({})
         buffers = [_copy(buffer) for buffer in self._pickled.buffers]
-        fn, args = _CallUnpickler(self._pickled.data, buffers, self._codes).load()
+        codes = marshal.loads(self._to_compile) if self._to_compile else self._codes
+        fn, args = _CallUnpickler(self._pickled.data, buffers, codes).load()
         return fn, args
 
     def returned(self, value: Any) -> Any:
@@ -89,7 +93,8 @@ def _copy(buffer: memoryview) -> Any:
 
 
 class _CallPickler(Pickler):
-    """Takes a learner's own modules by value; ranks share the code of functions.
+    """Takes a learner's own modules by value; ranks share the code of functions, unless one of them
+    calls `torch.compile`, which keeps what it has compiled with the code.
 
     A module is pickled without contents, so that functions can have its variables as globals;
     where it is referred to as a module, its contents follow.

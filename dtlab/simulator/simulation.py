@@ -25,6 +25,7 @@ from dtlab.simulator import (
     communicator,
     crashes,
     engine,
+    process_state,
     strands,
     streams,
     works,
@@ -62,13 +63,15 @@ def simulate(
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
     matters. As separate processes would, each rank has its own copies of `args` and of all that
-    `fn` closes over or uses as globals (lists, tensors, objects, your classes and modules; but
-    ranks share installed packages, what `fn` imports itself, and registered algorithms), its own
-    gradient mode and default dtype, and its own random numbers, seeded with its number: of torch,
-    of `random` unless `fn` itself imports that, and of NumPy (whose `randn` makes two at a time;
-    the second is lost where a rank waits). Values come back as they are. Equal inputs give equal
-    results, bit for bit. Calls of several threads take turns, so that a rank must not wait for one
-    in a thread of its own.
+    `fn` closes over or uses as globals (lists, tensors, objects, your classes and modules), its own
+    gradient mode, default dtype, loggers, `print`, `sys.stdout`, filters of warnings, `os.environ`,
+    and its own random numbers, seeded with its number: of torch, of `random` unless `fn` itself
+    imports that, and of NumPy (whose `randn` makes two at a time; the second is lost where a rank
+    waits). Ranks share what else a process has once (the working directory, signals, flags of torch
+    such as `torch.use_deterministic_algorithms`), installed packages, what `fn` imports itself, and
+    registered algorithms. Values come back as they are. Equal inputs give equal results, bit for
+    bit. Calls of several threads take turns, so that a rank must not wait for one in a thread of
+    its own.
 
     network: the cluster (`dtlab.topology`), always to be given; it says how many ranks there are.
     trace: record messages and spans in `Result.trace`? Without, it takes less memory.
@@ -149,7 +152,7 @@ class _Simulation:
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
         try:
-            with _turn(), _fork_library_state(), self._routed_output():
+            with _turn(), process_state.forked(), self._routed_output():
                 everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
                 self._first = everyone
                 self._run(everyone, timeout)
@@ -231,7 +234,9 @@ class _Simulation:
               _refused(torch.distributed, "init_process_group",
                        ValueError("Default process group has not been initialized")),
               _refused(sys.modules.get("matplotlib.pyplot"), "show", ConfigError(
-                  "a rank has no screen: return what you would draw, or save the figure"))):
+                  "a rank has no screen: return what you would draw, or save the figure")),
+              _refused(torch.autograd.profiler.profile, "_prepare_trace", ConfigError(
+                  "torch profiles a process, which ranks share in simulate: use dtlab.run"))):
             yield
 
 
@@ -299,26 +304,6 @@ def _turn() -> Iterator[None]:
 
 
 _TURN = threading.Lock()
-
-
-@contextmanager
-def _fork_library_state() -> Iterator[None]:
-    """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes,
-    default dtype, default device and random numbers as they were. As on processes, a rank computes
-    with one thread: so the bits don't depend on the number of cores, and what is small doesn't wait
-    for a core that others keep busy.
-    """
-    before, threads = strands.library_state(), torch.get_num_threads()
-    device = torch.get_default_device()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode(False):  # this puts back the gradient mode, too
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        strands.set_library_state(before)
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,

@@ -19,39 +19,26 @@ from typing import Any, Self
 
 import greenlet
 import torch
-from numpy.random import MT19937, mtrand
-from torch.nn.utils import parametrize
 
 from dtlab.errors import ConfigError
 from dtlab.simulator.lines import Line
+from dtlab.simulator.process_state import Process
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 backward_number = torch._C._current_graph_task_id  # −1 outside of autograd's backward
 function_modes = torch._C._len_torch_function_stack  # how many are active
 dispatch_modes = torch._C._len_torch_dispatch_stack
 saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # the innermost
+transforms = torch._C._functorch.peek_interpreter_stack  # the innermost of torch.func
+enter_autocast, leave_autocast = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
 
 
-def library_state() -> tuple[Any, ...]:
-    """Random numbers of torch and NumPy, autocast, the default dtype and cached parametrizations: a
-    rank's own affair, but kept once a thread, or once a process."""
-    return (torch.default_generator.get_state(), mtrand.get_bit_generator(),
-            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
-            torch.get_default_dtype(), parametrize._cache_enabled, parametrize._cache)
-
-
-def set_library_state(state: tuple[Any, ...]) -> None:
-    """Put back what `library_state` has returned."""
-    (random_state, bit_generator, autocast, dtype, default_dtype,
-     parametrize._cache_enabled, parametrize._cache) = state
-    torch.default_generator.set_state(random_state)
-    mtrand.set_bit_generator(bit_generator)
-    if autocast or torch.is_autocast_enabled("cpu"):
-        torch.set_autocast_enabled("cpu", autocast)
-        torch.set_autocast_dtype("cpu", dtype)
-        torch.clear_autocast_cache()  # what others have cast may have changed since
-    if torch.get_default_dtype() != default_dtype:
-        torch.set_default_dtype(default_dtype)
+def modes() -> tuple[Any, ...]:
+    """The modes that torch keeps once a thread and that can't be put back: equal if they are the
+    same."""
+    enter_autocast()
+    return (function_modes(), dispatch_modes(), saved_tensors_hooks(True), transforms(),
+            leave_autocast())
 
 
 class Stopped(BaseException):
@@ -64,10 +51,8 @@ class Crashed(BaseException):
 
 class NeedsThreads(BaseException):
     """A greenlet would have to pause inside autograd's backward, or inside a mode such as `with
-    torch.device(…)` or hooks on saved tensors, whose state it shares with the others of its thread.
-    Seen outside only where greenlets were asked for."""
-
-_idle: list[Any] = []  # NumPy's generators, of ranks that have ended
+    torch.device(…)`, autocast, or hooks on saved tensors, whose state it shares with the others of
+    its thread. Seen outside only where greenlets were asked for."""
 
 
 class Strand(ABC):
@@ -77,9 +62,8 @@ class Strand(ABC):
     next_strand: moves the clock on and returns the strand to go on next; None if there is none.
     """
 
-    __slots__ = ("_bit_generator", "_body", "_default_dtype", "_next_strand", "any_of", "awaits",
-                 "done", "idle", "idle_since_s", "label", "line", "rank", "real", "stream",
-                 "waits_for")
+    __slots__ = ("_body", "_next_strand", "_process", "any_of", "awaits", "done", "idle",
+                 "idle_since_s", "label", "line", "rank", "real", "stream", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
@@ -95,10 +79,7 @@ class Strand(ABC):
         self.line: Line | None = None  # which began what it does, if it is a stream
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
-        self._default_dtype = torch.get_default_dtype()
-        self._bit_generator = mtrand.get_bit_generator()  # a stream is made on its rank, and draws
-        if not stream:  # from the same; to make one takes 60 µs
-            self._bit_generator = _idle.pop() if _idle else MT19937()
+        self._process = Process()
         self._next_strand = next_strand
 
     def is_busy(self) -> bool:
@@ -126,26 +107,25 @@ class Strand(ABC):
         """The innermost Python frame of a paused strand."""
 
     def _run_body(self) -> None:
-        torch.default_generator.manual_seed(self.rank)  # as in `run`: other numbers a rank
-        torch.set_default_dtype(self._default_dtype)
-        mtrand.set_bit_generator(self._bit_generator)
-        if not self.stream:
-            mtrand.seed(self.rank)
-        parametrize._cache_enabled, parametrize._cache = 0, {}
+        if self.stream:
+            self._process.restore()
+        else:
+            self._process.begin(self.rank)
         try:
             self._body(self)
+            self._process.save()
         finally:
             self.done = True
             if not self.stream:
-                _idle.append(self._bit_generator)
+                self._process.end()
 
 
 class GreenletStrand(Strand):
     """A strand on the engine's own thread.
 
-    Torch keeps gradient, inference and autocast modes once a thread, so each strand puts back its
-    own: a rank inside `torch.no_grad()` must not switch gradients off for the others. A strand
-    that pauses moves the clock itself and hands over directly to the next, which may be itself.
+    Torch keeps gradient and inference modes once a thread, so each strand puts back its own: a rank
+    inside `torch.no_grad()` must not switch gradients off for the others. A strand that pauses
+    moves the clock itself and hands over directly to the next, which may be itself.
     """
 
     __slots__ = ("_engine", "_greenlet", "_modes")
@@ -155,7 +135,7 @@ class GreenletStrand(Strand):
                  engine: greenlet.greenlet | None = None):
         super().__init__(rank, body, next_strand, stream)
         self._engine = engine or greenlet.getcurrent()
-        self._modes = function_modes(), dispatch_modes(), saved_tensors_hooks(True)  # the caller's
+        self._modes = modes()  # the caller's
         # A switch copies the greenlet's part of the C stack, so that is kept small: a function
         # takes less of it than a method, and `f(x)` less than `f(*args)`.
         self._greenlet = greenlet.greenlet(lambda: self._main(), self._engine)
@@ -163,6 +143,7 @@ class GreenletStrand(Strand):
     def beside(self, stream: int, body: Callable[[Strand], None]) -> GreenletStrand:
         strand = GreenletStrand(self.rank, body, self._next_strand, stream, self._engine)
         strand._modes = self._modes
+        strand._process = self._process
         strand._greenlet.gr_context = copy_context()
         return strand
 
@@ -181,15 +162,14 @@ class GreenletStrand(Strand):
             raise ConfigError(f"rank {self.rank}: a thread or greenlet that the rank has started "
                               f"can't communicate; use comm.begin, or simulate(…, "
                               f"strands=\"thread\")")
-        modes = function_modes(), dispatch_modes(), saved_tensors_hooks(True)
-        if backward_number() != -1 or modes != self._modes:
+        if backward_number() != -1 or modes() != self._modes:
             raise NeedsThreads
         grad = is_grad_enabled()
         if not grad and torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # the others'; at its end, this rank's again
                 self.pause()
             return
-        state = library_state() if self.real else None
+        self._process.save(self.real)
         following = self._next_strand()
         if following is None:
             self._engine.switch()
@@ -200,8 +180,7 @@ class GreenletStrand(Strand):
             following._greenlet.switch()  # type: ignore[attr-defined]
         if is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
-        if state is not None:
-            set_library_state(state)
+        self._process.restore(self.real)
 
     def stop(self) -> None:
         while not self._greenlet.dead:  # a `finally` block may pause once more
@@ -233,7 +212,9 @@ class ThreadStrand(Strand):
                                         daemon=True)
 
     def beside(self, stream: int, body: Callable[[Strand], None]) -> ThreadStrand:
-        return ThreadStrand(self.rank, body, self._next_strand, stream)
+        strand = ThreadStrand(self.rank, body, self._next_strand, stream)
+        strand._process = self._process
+        return strand
 
     def _main(self) -> None:
         self._go.acquire()
@@ -255,11 +236,11 @@ class ThreadStrand(Strand):
         self._ended.acquire()
 
     def pause(self) -> None:
-        state = library_state()
+        self._process.save()
         self._moving = False
         self._ended.release()
         self._go.acquire()
-        set_library_state(state)
+        self._process.restore()
         if self._stopping:
             raise Stopped
 

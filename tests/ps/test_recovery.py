@@ -18,9 +18,9 @@ from tests.ps.shared import on_workers
 SERVERS = 2
 
 
-def train(comm: Comm, folder: Path, steps: int) -> Any:
+def train(comm: Comm, folder: Path, steps: int, servers: int = SERVERS) -> Any:
     """`steps` iterations in all, from the last checkpoint on."""
-    node = ps.join(comm, servers=SERVERS, update=ps.Adam(lr=0.1), partition=ps.Range(),
+    node = ps.join(comm, servers=servers, update=ps.Adam(lr=0.1), partition=ps.Range(),
                    checkpoints=Checkpoints(folder, every=5))
     if node.is_server:
         return node.serve()
@@ -107,6 +107,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="another model"):
         simulate(other, network=uniform(SERVERS + 1, 1e-6, 1e9))
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_checkpoint_of_another_number_of_servers_is_refused(tmp_path: Path, servers: int) -> None:
+    """Else keys of servers that are gone, or all of them, would begin anew."""
+    trained(tmp_path, 6)
+    with pytest.raises(ConfigError, match=f"servers=2, not {servers}"):
+        simulate(lambda comm: train(comm, tmp_path, 7, servers), network=uniform(4, 1e-6, 1e9))
 
 
 # ---- workers that are lost ----------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from dtlab import ConfigError, ps, simulate
+from dtlab import Comm, ConfigError, ps, simulate
 from dtlab.topology import uniform
 from tests.ps.shared import on_workers
 
@@ -164,3 +165,30 @@ def test_pushes_of_unequal_weights_within_a_clock_may_come_in_any_order(
 
     # Two workers, each with (1·1 + 3·3) in all and a mean weight of 2.
     assert simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:] == [-20 / 4] * 2
+
+
+class Remembers(ps.Update):
+    """Keeps `what(w)` beside the weights."""
+
+    def __init__(self, what: Callable[[torch.Tensor], Any]):
+        object.__setattr__(self, "what", what)
+
+    def step_(self, w: torch.Tensor, g: torch.Tensor, state: dict[Any, Any], count: int) -> None:
+        state["kept"] = self.what(w)
+
+
+@pytest.mark.parametrize("what", [lambda w: [w], lambda w: torch.tensor(1),
+                                  lambda w: torch.optim.SGD([w.clone().requires_grad_()])])
+def test_a_state_that_servers_could_not_cut_is_refused(what: Callable[[torch.Tensor], Any]) -> None:
+    def fn(comm: Comm) -> None:
+        node = ps.join(comm, update=Remembers(what))
+        if not node.is_server:
+            node.init({"w": torch.ones(2)})
+            node.push({"w": torch.ones(2)})
+            node.clock()
+            node.finish()
+        else:
+            node.serve()
+
+    with pytest.raises(ConfigError, match="servers cut and move keys"):
+        simulate(fn, network=uniform(2, 1e-6, 1e9))

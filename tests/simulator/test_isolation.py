@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import collections
 import dataclasses
 import enum
 import functools
 import gc
 import importlib
+import io
+import logging
 import math
+import os
 import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +28,7 @@ import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, run, simulate, topology
+from dtlab import Comm, RankFailed, run, simulate, topology
 from dtlab.collectives import ALGORITHMS, all_reduce, barrier
 from dtlab.ranks.pickling import Pickler
 
@@ -239,6 +244,83 @@ def test_modes_of_torch_belong_to_the_rank_and_the_caller_keeps_his() -> None:
     with torch.inference_mode():
         assert values(lambda comm: torch.is_grad_enabled()) == [True] * 3
         assert torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_what_a_process_has_once_is_a_ranks_own_and_the_caller_keeps_his(strands: str) -> None:
+    def fn(comm: Comm) -> list[Any]:
+        if comm.rank == 2:
+            sys.stdout = sys.stderr = io.StringIO()
+        logger = logging.getLogger("dtlab.test")
+        logger.setLevel(10 + comm.rank)
+        logging.basicConfig(format=f"rank {comm.rank}: %(message)s")
+        os.environ["DTLAB_TEST"] = f"{comm.rank}"
+        show = print
+        builtins.print = lambda *text: show(*text) if comm.rank == 1 else None
+        if comm.rank == 1:
+            warnings.simplefilter("error")
+        torch.set_printoptions(precision=2)
+        torch.use_deterministic_algorithms(True)
+        torch.autograd.set_detect_anomaly(True)
+        neighbours(comm)
+        logging.warning("logged")
+        builtins.print("printed")
+        try:
+            warnings.warn("warned", stacklevel=1)
+        except UserWarning as error:
+            return [logger.level, os.environ["DTLAB_TEST"], str(error)]
+        return [logger.level, os.environ["DTLAB_TEST"], ""]
+
+    def of_caller() -> list[Any]:
+        return [logging.getLogger().handlers[:], logging.getLogger("dtlab.test").level, print,
+                sys.stdout, sys.stderr, warnings.filters, {**os.environ},
+                torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled(),
+                str(torch.tensor(1 / 3))]
+
+    before = of_caller()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = simulate(fn, network=topology.uniform(3, 1e-6, 1e9), strands=strands)
+    assert of_caller() == before
+    assert result.values == [[10, "0", ""], [11, "1", "warned"], [12, "2", ""]]
+    assert result.output == ["rank 0: logged\n", "rank 1: logged\nprinted\n", ""]
+
+
+def test_a_rank_inside_autocast_leaves_the_casts_of_others_alone() -> None:
+    def fn(comm: Comm) -> float:
+        weight = torch.ones(2, 2, requires_grad=True)
+        if comm.rank == 0:
+            with torch.autocast("cpu"), comm.compute("", seconds=1):
+                pass  # meanwhile the others step
+        for _ in range(3):
+            with torch.autocast("cpu"):
+                (weight @ weight).sum().backward()
+            with torch.no_grad():
+                weight.add_(weight.grad)
+        return weight.sum().item()
+
+    assert values(fn) == run(fn, ranks=3).values
+
+
+def test_ranks_may_communicate_inside_vmap_and_compile_but_not_profile() -> None:
+    def fn(comm: Comm) -> list[Any]:
+        def double(x: torch.Tensor) -> torch.Tensor:
+            neighbours(comm)
+            return x * 2
+
+        @torch.compile(backend="eager")
+        def compiled(x: torch.Tensor) -> torch.Tensor:
+            return x * (comm.rank + 1)
+
+        return [torch.vmap(double)(torch.ones(2)).tolist(), compiled(torch.ones(1)).tolist()]
+
+    def profiles(comm: Comm) -> None:
+        with torch.profiler.profile():
+            neighbours(comm)
+
+    assert values(fn) == [[[2, 2], [1 + rank]] for rank in range(3)]
+    with pytest.raises(RankFailed, match=r"use dtlab\.run"):
+        values(profiles)
 
 
 @pytest.mark.parametrize("strands", ["greenlet", "thread"])

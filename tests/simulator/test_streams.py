@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import dtlab
 from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, simulate
 from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.topology import uniform
@@ -163,27 +167,42 @@ def test_prints_in_a_stream_are_the_ranks(strands: str) -> None:
 
 
 @KINDS
-def test_modes_and_random_numbers_of_a_stream_are_its_own(strands: str) -> None:
+def test_modes_of_a_stream_are_its_own(strands: str) -> None:
     def beside(stream: Comm) -> tuple[bool, bool]:
         with torch.no_grad():
-            torch.randn(3)
             barrier(stream)
-            torch.randn(3)
             return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
 
-    def rank(comm: Comm, begins: bool) -> Any:
-        torch.manual_seed(7)
-        with torch.autocast("cpu"), torch.inference_mode():
-            work = comm.begin(beside) if begins else None
-            x = torch.randn(3)
+    def rank(comm: Comm) -> Any:
+        with torch.inference_mode():
+            work = comm.begin(beside)
             barrier(comm)
-            y = torch.randn(3)
-            seen = work.wait() if work else None
-            return seen, torch.is_inference_mode_enabled(), x.tolist(), y.tolist()
+            return work.wait(), torch.is_inference_mode_enabled()
 
-    with_stream, without = (run(rank, begins, strands=strands).values for begins in (True, False))
-    assert [value[0] for value in with_stream] == [(False, False)] * 2
-    assert [value[1:] for value in with_stream] == [value[1:] for value in without]
+    assert run(rank, strands=strands).values == [((False, False), True)] * 2
+
+
+@KINDS
+def test_a_stream_is_a_thread_of_its_ranks_process(strands: str) -> None:
+    """Which shares random numbers, the default dtype, environment and loggers."""
+    def rank(comm: Comm) -> list[Any]:
+        name = ContextVar("name", default=0)
+        name.set(comm.rank)
+        np.random.seed(7)
+
+        def beside(stream: Comm) -> list[Any]:
+            os.environ["DTLAB_STREAM"] = f"{stream.rank}"
+            torch.set_default_dtype(torch.float64)
+            barrier(stream)
+            return [torch.rand(1).item(), np.random.rand(), name.get()]
+
+        seen: list[Any] = [torch.rand(1).item()]
+        for _ in range(2):
+            seen += comm.begin(beside).wait()
+            seen += [torch.rand(1).item(), torch.ones(1).dtype, os.environ["DTLAB_STREAM"]]
+        return seen
+
+    assert run(rank, strands=strands).values == dtlab.run(rank, ranks=2).values
 
 
 @KINDS
