@@ -22,55 +22,30 @@ PRINT = torch._tensor_str.PRINT_OPTS
 IDLE: list[Any] = []  # NumPy's generators of ranks that have ended: to make one takes 60 µs
 
 
-def library_state() -> tuple[Any, ...]:
-    """Random numbers of torch and NumPy, the default dtype, cached parametrizations."""
-    return (torch.default_generator.get_state(), mtrand.get_bit_generator(),
-            torch.get_default_dtype(), parametrize._cache_enabled, parametrize._cache)
-
-
-def set_library_state(state: tuple[Any, ...]) -> None:
-    """Put back what `library_state` has returned."""
-    (random_state, bit_generator, default_dtype,
-     parametrize._cache_enabled, parametrize._cache) = state
-    torch.default_generator.set_state(random_state)
-    mtrand.set_bit_generator(bit_generator)
-    if torch.get_default_dtype() != default_dtype:
-        torch.set_default_dtype(default_dtype)
-
-
-def python_state() -> tuple[Any, ...]:
-    """Loggers, standard output and error, `print`, filters of warnings, environment variables."""
-    return (logging.root, vars(LOGGERS), sys.stdout, sys.stderr, BUILTINS.print,
-            warnings.filters, ENVIRON._data)
-
-
-def set_python_state(state: tuple[Any, ...]) -> None:
-    """Put back what `python_state` has returned."""
-    (logging.root, LOGGERS.__dict__, sys.stdout, sys.stderr, BUILTINS.print,
-     warnings.filters, ENVIRON._data) = state
-
-
 class Process:
-    """The state of one rank: its strands share it, as threads of a process do."""
+    """What a process has once: the caller's at first, then that of one rank, whose strands share it
+    as threads do. It is kept and put back whenever a strand pauses, so without calls in between."""
 
-    __slots__ = ("_caller", "_generator", "_library", "_python")
+    __slots__ = ("_generator", "_library", "_python")
+    _python: tuple[Any, ...]
+    _library: tuple[Any, ...]  # what values depend on
 
     def __init__(self) -> None:
-        """Called outside of ranks."""
-        self._caller = torch.get_default_dtype(), python_state()
+        self.save()
 
     def begin(self, rank: int) -> None:
         """As a process of `run` begins: with the caller's default dtype, standard output, filters
         and environment, and with random numbers and loggers of its own."""
-        dtype, (_, _, *same, filters, environ) = self._caller
+        _, _, *same, filters, environ = self._python
         root = logging.RootLogger(logging.WARNING)
         vars(root)["root"] = root
-        set_python_state((root, vars(logging.Manager(root)), *same, [*filters], {**environ}))
+        self._python = root, vars(logging.Manager(root)), *same, [*filters], {**environ}
         self._generator = IDLE.pop() if IDLE else MT19937()
         torch.default_generator.manual_seed(rank)
-        set_library_state((torch.default_generator.get_state(), self._generator, dtype, 0, {}))
+        self._library = (torch.default_generator.get_state(), self._generator, self._library[2], 0,
+                         {})
+        self.restore()
         mtrand.seed(rank)
-        self.save()
 
     def end(self) -> None:
         """The rank has ended: its generator may be another's."""
@@ -78,15 +53,25 @@ class Process:
 
     def save(self, values: bool = True) -> None:
         """Keep the state until `restore`. values: False where only time matters."""
-        self._python = python_state()
+        self._python = (
+            logging.root, LOGGERS.__dict__, sys.stdout, sys.stderr, BUILTINS.print,
+            warnings.filters, ENVIRON._data)
         if values:
-            self._library = library_state()
+            self._library = (
+                torch.default_generator.get_state(), mtrand.get_bit_generator(),
+                torch.get_default_dtype(), parametrize._cache_enabled, parametrize._cache)
 
     def restore(self, values: bool = True) -> None:
         """Put back what `save` has kept."""
-        set_python_state(self._python)
+        (logging.root, LOGGERS.__dict__, sys.stdout, sys.stderr, BUILTINS.print,
+         warnings.filters, ENVIRON._data) = self._python
         if values:
-            set_library_state(self._library)
+            (random_state, bit_generator, default_dtype,
+             parametrize._cache_enabled, parametrize._cache) = self._library
+            torch.default_generator.set_state(random_state)
+            mtrand.set_bit_generator(bit_generator)
+            if torch.get_default_dtype() != default_dtype:
+                torch.set_default_dtype(default_dtype)
 
 
 @contextmanager
@@ -96,7 +81,6 @@ def forked() -> Iterator[None]:
     the number of cores, and what is small doesn't wait for a core that others keep busy.
     """
     caller, autocast = Process(), torch.is_autocast_enabled("cpu")
-    caller.save()
     device, threads, printing = torch.get_default_device(), torch.get_num_threads(), {**vars(PRINT)}
     deterministic, precision = (torch.get_deterministic_debug_mode(),
                                 torch.get_float32_matmul_precision())
