@@ -141,7 +141,7 @@ class Hybrid(DistributedModule):
         gradients are that of it. Within torch.no_grad(), it only evaluates.
 
         Seeds that you don't give are drawn on rank 0. Raises `ConfigError` unless dp ·
-        micro_batches divides b, and all ranks give the same.
+        micro_batches divides b, and all ranks give the same, by checksums that no trace shows.
         """
         pieces = self.dp.size * self.pipeline.schedule.micro_batches
         if not isinstance(tokens, Tensor) or not isinstance(targets, Tensor):

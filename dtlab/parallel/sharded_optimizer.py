@@ -110,8 +110,8 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
             super().zero_grad()
             model.zero_grad(set_to_none)
 
-    def handed_out(swap: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a schedule-free optimizer, which evaluates other values than it steps."""
+    def on_all_ranks(swap: Callable[..., Any]) -> Callable[..., Any]:
+        """For a schedule-free optimizer, which evaluates other values than it steps."""
 
         def swap_on_all_ranks(self: Any, *args: Any, **options: Any) -> Any:
             for unit in model.units:
@@ -122,7 +122,7 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
         return swap_on_all_ranks
 
     for name in {"eval", "train"} & {*dir(optimizer)}:
-        setattr(Sharded, name, handed_out(getattr(optimizer, name)))
+        setattr(Sharded, name, on_all_ranks(getattr(optimizer, name)))
     Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
     sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)
     if isinstance(sharded, Layerwise):

@@ -22,7 +22,7 @@ PRINT = torch._tensor_str.PRINT_OPTS
 IDLE: list[Any] = []  # NumPy's generators of ranks that have ended: to make one takes 60 µs
 
 
-class Process:
+class ProcessState:
     """What a process has once: the caller's at first, then that of one rank, whose strands share it
     as threads do. It is kept and put back whenever a strand pauses, so without calls in between."""
 
@@ -80,7 +80,7 @@ def forked() -> Iterator[None]:
     once as it was. As on processes, a rank computes with one thread: so the bits don't depend on
     the number of cores, and what is small doesn't wait for a core that others keep busy.
     """
-    caller, autocast = Process(), torch.is_autocast_enabled("cpu")
+    caller, autocast = ProcessState(), torch.is_autocast_enabled("cpu")
     device, threads, printing = torch.get_default_device(), torch.get_num_threads(), {**vars(PRINT)}
     deterministic, precision = (torch.get_deterministic_debug_mode(),
                                 torch.get_float32_matmul_precision())

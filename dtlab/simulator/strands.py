@@ -22,7 +22,7 @@ import torch
 
 from dtlab.errors import ConfigError
 from dtlab.simulator.lines import Line
-from dtlab.simulator.process_state import Process
+from dtlab.simulator.process_state import ProcessState
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 backward_number = torch._C._current_graph_task_id  # −1 outside of autograd's backward
@@ -79,7 +79,7 @@ class Strand(ABC):
         self.line: Line | None = None  # which began what it does, if it is a stream
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
-        self._process = Process()
+        self._process = ProcessState()
         self._next_strand = next_strand
 
     def is_busy(self) -> bool:
