@@ -1,4 +1,4 @@
-"""Hooks that end with what they belong to."""
+"""Hooks of modules and parameters, which end with what they belong to, and of backward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import register_multi_grad_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from dtlab.errors import ConfigError
 
 
 class Hook:
@@ -40,3 +46,25 @@ def owners_of(p: Tensor) -> list[Any]:
     hooks = (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values()
     runs = [hook.run() for hook in hooks if isinstance(hook, GradientHook)]
     return [run.__self__ for run in runs if run]  # type: ignore[attr-defined]
+
+
+def in_autograd() -> bool:
+    """Does backward run, also one that doesn't reduce?"""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def before_backward_of(outputs: Any, run: Callable[[Tensor], Any]) -> None:
+    """`run` in each backward, once it has the gradient of one of the tensors in `outputs`."""
+    ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+    if ends:
+        register_multi_grad_hook(ends, run, mode="any")
+
+
+def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before any optimizer's step: raise `ConfigError` if its gradients are being reduced."""
+    if in_autograd() and any(owners_of(p) for g in optimizer.param_groups for p in g["params"]):
+        raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
+                          "not those of all ranks; step the optimizer after backward")
+
+
+register_optimizer_step_pre_hook(refuse_in_backward)

@@ -15,7 +15,6 @@ Source: Narayanan et al. 2021 (Megatron-LM), Rajbhandari et al. 2020 (ZeRO). Cha
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -32,6 +31,7 @@ from dtlab.parallel.conversions import scatter_to
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.large_batch import Layerwise, whole_norms
 from dtlab.parallel.mesh import Mesh
+from dtlab.parallel.model_check import check_same_batch
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
 from dtlab.parallel.pipeline.mean import counted
 from dtlab.parallel.sharded import Part, whole_names
@@ -151,7 +151,7 @@ class Hybrid(DistributedModule):
             raise ConfigError(f"a batch of shape {tuple(tokens.shape)} can't be cut for "
                               f"{self.dp.size} dp ranks with "
                               f"{self.pipeline.schedule.micro_batches} micro-batches each")
-        self._check_same(tokens, targets, *([] if seeds is None else [seeds]))
+        check_same_batch(self.everyone, tokens, targets, seeds)
         if seeds is None and self.dropout and self.training:
             seeds = draw_shared_seeds(self.everyone, tokens)
         inputs, labels, *more = (scatter_to(self.dp, x, 0) for x in (tokens, targets, seeds)
@@ -162,14 +162,6 @@ class Hybrid(DistributedModule):
         if not self.at_once and torch.is_grad_enabled():
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")
-
-    def _check_same(self, *batch: Tensor) -> None:
-        mine = [(x.shape, x.is_meta or zlib.crc32(x.detach().cpu().numpy().tobytes()))
-                for x in batch]
-        for rank, theirs in enumerate(found := self.everyone._all_gather_objects(mine)):
-            if theirs != found[0]:
-                raise ConfigError(f"rank {rank} has another batch than rank 0; give all ranks the "
-                                  f"same, of which each dp rank takes its part")
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return vocab_cross_entropy(self.tp, logits, targets)

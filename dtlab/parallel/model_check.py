@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.parallel.layers import is_compiled
 from dtlab.reduction import overlaps_itself
 
 
@@ -70,6 +72,29 @@ def check_dtype(dtype: object, parameters: Iterable[Tensor]) -> None:
             raise ConfigError(f"param_dtype and reduce_dtype are of the parameters' kind, such as "
                               f"{'torch.complex64' if p.is_complex() else 'torch.bfloat16'} for "
                               f"{p.dtype}, not {short(dtype)}")
+
+
+def check_not_compiled(module: nn.Module) -> None:
+    """Raise `ConfigError` if a part of it is compiled."""
+    for name, part in module.named_modules():
+        if is_compiled(part):
+            raise ConfigError(f"torch.compile traces the parameters of {name or 'the module'!r}, "
+                              f"which ZeRO 3 has only while it runs; use stage 1 or 2, or don't "
+                              f"compile it")
+
+
+def check_same_batch(comm: Comm, *batch: Tensor | None) -> None:
+    """Raise `ConfigError`, on all ranks, if one has another batch than rank 0, by a checksum."""
+    mine = [(x.shape, 0 if x.is_meta else _checksum(x)) for x in batch if x is not None]
+    for rank, theirs in enumerate(found := comm._all_gather_objects(mine)):
+        if theirs != found[0]:
+            raise ConfigError(f"rank {rank} has another batch than rank 0; give all ranks the "
+                              f"same, of which each takes its part")
+
+
+def _checksum(x: Tensor) -> int:
+    values = x.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
+    return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
 def check_whole_batch(module: nn.Module) -> None:

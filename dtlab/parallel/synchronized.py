@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm, choose
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
-from dtlab.parallel.hooks import GradientHook, Hook, owners_of
+from dtlab.parallel.hooks import GradientHook, Hook, before_backward_of, in_autograd, owners_of
 from dtlab.parallel.model_check import check_dtype, check_model, check_outermost
 from dtlab.parallel.types import REPLICATED, declare
 
@@ -149,6 +148,7 @@ class SynchronizedModule(DistributedModule):
         self._last_reduces = True  # did the last forward run outside no_sync?
         self._due = False  # has one run outside since the last reduction?
         self.in_backward = False  # in one that ends with reduced gradients
+        self._ends = False  # does a callback of the whole backward end it?
         self.samples: int | None = None  # of this rank since the last reduction, if anyone counts
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
         self._shared = False  # has this step rank 0's buffers?
@@ -207,13 +207,15 @@ class SynchronizedModule(DistributedModule):
             if in_autograd():  # reentrant checkpointing: the hooks see another backward
                 self._check_counted()
             else:
-                self.in_backward = False  # an error may have ended the last one
+                self.in_backward = self._ends = False  # an error may have ended the last one
                 self.wait_for_launched()
             self._last_reduces = self._reduces
             self._due |= self._reduces
             if self._reduces and self.training:
                 self._share_buffers()
-        return self.run_module(*args, **options)
+        outputs = self.run_module(*args, **options)
+        before_backward_of(outputs, GradientHook(self._enter_backward))
+        return outputs
 
     def run_module(self, *args: Any, **options: Any) -> Any:
         """The module's own forward."""
@@ -319,9 +321,20 @@ class SynchronizedModule(DistributedModule):
                               f"True) can't be reduced: nothing would differentiate the messages")
         if not self.in_backward:
             self._begin()
-            if not self._counting:
+            if not (self._counting or self._ends):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self.gradient_is_there(p)
+
+    def _enter_backward(self, *_: Any) -> None:
+        """The gradient of an output is there, so this is the whole backward, and not the one that
+        reentrant checkpointing runs within it. It may be one that only differentiates inputs."""
+        self._ends = not self._counting
+        torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
+
+    def _leave_backward(self) -> None:
+        if self._ends and self.in_backward:
+            self._finish()
+        self._ends = False
 
     def _begin(self) -> None:
         self.check_parameters()
@@ -333,18 +346,3 @@ class SynchronizedModule(DistributedModule):
         self.in_backward = self._due = self._shared = False
         self.finish_reduction()
         self.samples = None
-
-
-def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before any optimizer's step: raise `ConfigError` if its gradients are being reduced."""
-    if in_autograd() and any(owners_of(p) for g in optimizer.param_groups for p in g["params"]):
-        raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
-                          "not those of all ranks; step the optimizer after backward")
-
-
-register_optimizer_step_pre_hook(refuse_in_backward)
-
-
-def in_autograd() -> bool:
-    """Does backward run, also one that doesn't reduce?"""
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.parallel.layers import is_compiled
+from dtlab.parallel.hooks import in_autograd
 from dtlab.parallel.memory import mark
 from dtlab.parallel.types import VARYING, declare, known_letters
 
@@ -103,6 +103,9 @@ class FreedParameter(ShardedParameter):
         if func in cls.KNOWN:
             return super().__torch_function__(func, types, args, kwargs or {})
         freed = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, FreedParameter))
+        if in_autograd():  # reentrant checkpointing runs a part of the layer once more
+            freed.unit.use(freed.unit)
+            return func(*args, **kwargs or {})
         raise ConfigError(f"{freed.unit.names[freed]!r} isn't here: with ZeRO 3 a rank has only a "
                           f"part of it outside of its layer's forward; read or change it inside "
                           f"`with model.gathered():`, which all ranks enter, or take "
@@ -160,6 +163,7 @@ class Unit:
             self.master = mine.to("cpu" if offload else mine.device, copy=True)
         else:
             self.master = self.shard
+        self.use: Callable[[Unit], Tensor]  # gather it, if it is freed
         self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
         self.gradients: Tensor | None = None
         self.gradient: Tensor | None = None
@@ -324,15 +328,6 @@ def _unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
         raise ConfigError(f"a tensor of shape {tuple(x.shape)} that backward needs was changed in "
                           f"place after the forward pass had used it")
     return x
-
-
-def check_not_compiled(module: nn.Module) -> None:
-    """Raise `ConfigError` if a part of it is compiled."""
-    for name, part in module.named_modules():
-        if is_compiled(part):
-            raise ConfigError(f"torch.compile traces the parameters of {name or 'the module'!r}, "
-                              f"which ZeRO 3 has only while it runs; use stage 1 or 2, or don't "
-                              f"compile it")
 
 
 def torch_func_differentiates(allowed: bool) -> bool:

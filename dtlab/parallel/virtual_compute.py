@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from dtlab.checks import check_amount, short
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.parallel.hooks import before_backward_of
 
 
 def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: float = 2.0) -> None:
@@ -34,10 +33,7 @@ def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: floa
 
     def hook(layer: nn.Module, seconds: float) -> None:
         def forward_ends(_layer: nn.Module, _inputs: object, outputs: object) -> None:
-            ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-            if ends:
-                register_multi_grad_hook(ends, lambda _: charge("backward", backward * seconds),
-                                         mode="any")
+            before_backward_of(outputs, lambda _: charge("backward", backward * seconds))
 
         layer.register_forward_pre_hook(lambda *_: charge("forward", seconds))
         layer.register_forward_hook(forward_ends)

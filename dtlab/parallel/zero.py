@@ -23,21 +23,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
+from torch.autograd.graph import saved_tensors_hooks
 
 from dtlab.checks import is_whole
 from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
-from dtlab.parallel.hooks import Hook
+from dtlab.parallel.hooks import Hook, before_backward_of, in_autograd
 from dtlab.parallel.layers import layers_of, parameters_by_layer
 from dtlab.parallel.memory import mark
+from dtlab.parallel.model_check import check_not_compiled
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
-from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
+from dtlab.parallel.synchronized import Region, SynchronizedModule
 from dtlab.parallel.unit import (
     Unit,
-    check_not_compiled,
     saved_as_views,
     set_local_gradient,
     torch_func_differentiates,
@@ -240,6 +239,9 @@ class Stage3(Stage2):
         super().__init__(*args)
         self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
         self._readers = 0  # how many `gathered` are there, one within the other?
+        self._running = set[Unit]()  # in forward, which may call autograd.grad
+        for unit in self.units:
+            unit.use = self._use
         for layer, names in zip(self.layers, self.owned, strict=True):
             if names:
                 self._hook(layer, self._unit_of[next(iter(names))])
@@ -253,25 +255,24 @@ class Stage3(Stage2):
     def held(self) -> Iterable[Tensor]:
         return [*super().held(), *(unit.shard for unit in self.units)]
 
-    # ---- when a layer runs -----------------------------------------------------------------------
-
     def _hook(self, layer: nn.Module, unit: Unit) -> None:
         """Have `unit` gathered and freed whenever `layer` runs."""
 
         def before(*_: Any) -> None:
             torch_func_differentiates(allowed=unit.whole is not None)
+            if not in_autograd():
+                self._running.add(unit)
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+            self._running.discard(unit)
             if not in_autograd() and not self._readers:  # unless checkpointing runs it again
                 unit.take_row()
                 unit.free()
-            ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-            if ends:
-                register_multi_grad_hook(ends, before, mode="any")
+            before_backward_of(outputs, before)
 
         layer.register_forward_pre_hook(Hook(before), prepend=True)  # others read weights
-        layer.register_forward_hook(Hook(after))
+        layer.register_forward_hook(Hook(after), always_call=True)
 
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values
 
@@ -309,7 +310,7 @@ class Stage3(Stage2):
     def _free(self, unit: Unit) -> None:
         if unit in self._gathers:
             self._gathers.pop(unit)[0].wait()
-        if not self._readers:
+        if not self._readers and unit not in self._running:
             unit.free()
 
     def _launch_reduction(self) -> None:
@@ -324,8 +325,6 @@ class Stage3(Stage2):
             self._free(unit)
             if unit.whole is not None:
                 self.gather(self.comm, unit, unit.whole)
-
-    # ---- when they are read or changed -----------------------------------------------------------
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

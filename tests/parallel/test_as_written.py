@@ -192,6 +192,17 @@ def all_reentrant(net: Net, x: Tensor) -> Tensor:
     return x
 
 
+def parts_reentrant(net: Net, x: Tensor) -> Tensor:
+    """Two checkpoints within a layer of ZeRO use the same parameters."""
+    def part(x: Tensor) -> Tensor:
+        return (net.scale * x).sin() * net.norm.weight + net.norm.bias
+
+    x = x.requires_grad_()
+    for _ in range(2):
+        x = checkpoint(part, x, use_reentrant=True)
+    return x
+
+
 def shifted(net: Net, x: Tensor) -> Tensor:
     return net.in_turn(x)
 
@@ -211,6 +222,15 @@ def clamped(net: Net, x: Tensor) -> Tensor:
     with torch.no_grad():
         net.scale.clamp_(max=0.5)
     return net.in_turn(x)
+
+
+def descending(net: Net, x: Tensor) -> Tensor:
+    """Forward differentiates, and goes on with the same parameters, as energy-based models do."""
+    x = x.requires_grad_()
+    for _ in range(2):
+        energy = (net.in_turn(x) * net.scale).sum()
+        x = net.scale * x - torch.autograd.grad(energy, x, create_graph=True)[0]
+    return x
 
 
 USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor], None]]] = {
@@ -237,9 +257,11 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "checkpointed twice": (twice(False), mean),
     "checkpointed twice, reentrant": (twice(True), mean),
     "all reentrant": (all_reentrant, mean),
+    "parts reentrant": (parts_reentrant, mean),
     "borrowed": (borrowed, mean),
     "a hook that reads a weight": (shifted, mean),
     "clamped": (clamped, mean),
+    "descending": (descending, mean),
     "skips a layer": (lambda net, x: net.layers[2](net.layers[0](x)), mean),
 }
 
@@ -304,6 +326,18 @@ def test_a_step_is_that_of_one_device(wrapper: str, use: str) -> None:
     expected = one_device(3, use)
     for state in on("simulator", stepped, wrapper, use, ranks=3).values:
         assert difference(state, expected) < 1e-12
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_reentrant_checkpoints_send_no_more(wrapper: str) -> None:
+    """Each runs a backward of its own, which isn't the end of the whole one."""
+    def sent(use: Callable[[Net, Tensor], Tensor] | None) -> int:
+        def step(comm: dtlab.Comm) -> None:
+            mean(WRAPPERS[wrapper](Net(use), comm)[0], data(comm.rank))
+
+        return sum(m.nbytes for m in on("simulator", step, ranks=3).trace.transfers)
+
+    assert sent(all_reentrant) == sent(lambda net, x: nn.Sequential(*net.layers)(x))
 
 
 def test_processes_step_as_one_device_does() -> None:

@@ -395,6 +395,17 @@ def test_a_mistake_is_one_sentence(mistake: str) -> None:
     assert says in refused(step)
 
 
+@pytest.mark.parametrize("of", [0, 1])
+def test_ranks_with_batches_of_their_own_are_told(of: int) -> None:
+    """Otherwise one rank's inputs would meet another's targets."""
+    def step(comm: dtlab.Comm) -> None:
+        batch = [data(0)[::2], data(1)[::2].bfloat16()]
+        batch[of] = batch[of] + comm.rank
+        pipeline.Pipeline(nn.Linear(4, 4), pipeline.gpipe(2, 4), comm).step(*batch, mse_loss)
+
+    assert "rank 1 has another batch than rank 0" in refused(step)
+
+
 @pytest.mark.parametrize(("wrap", "says"), [
     (lambda stage, comm: zero(stage, comm, 3)[0], "of ZeRO 3 can't be halved; take a schedule"),
     (lambda stage, comm: torch.compile(stage), "of compiled layers can't be halved"),

@@ -18,7 +18,7 @@ from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
-from dtlab.parallel.model_check import check_whole_batch
+from dtlab.parallel.model_check import check_same_batch, check_whole_batch
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.form import Form, Received, joined, taken_apart
 from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights, check_halved
@@ -118,6 +118,7 @@ class Pipeline:
         """
         targets = _tensor("targets", targets)
         check_mean(loss_fn, targets)
+        check_same_batch(self.comm, _tensor("inputs", inputs), targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
         if total is not None and counted(targets):
