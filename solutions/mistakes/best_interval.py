@@ -29,6 +29,22 @@ MISTAKES = [
             "least lost time: the two differ in the restart, and in w."),
     Mistake({LOST: "if False:"}, "The least lost time was asked, and this is the period of the "
             "best availability: here failures strike at all times, and the restart plays no part."),
+    Mistake({MTTF: "node_mttf_h * 3600 // nodes"}, "// rounds down: the mean time to failure is "
+            "no whole number of seconds. Take /."),
+    Mistake({"return mttf_s, ": "return torch.tensor(mttf_s), "}, "Return Python numbers, no "
+            "tensors: .item()."),
+    Mistake({", period_s, save_s": ", period_s / 60, save_s", "mttf_s, period_s, share": "mttf_s, "
+             "period_s / 60, share"}, "Units: the period is in minutes; return seconds."),
+    Mistake({YOUNG: "math.sqrt(2 * save_s * (mttf_s + restart_s))"}, "The first goal has no "
+            "restart: its sum is w/c + c/(2M)."),
+    Mistake({YOUNG: YOUNG + " - save_s"}, "The period goes from the beginning of one save to that "
+            "of the next: √(2wM) holds the save already."),
+    Mistake({"period_s / (2 * mttf_s)": "period_s / mttf_s"}, "A failure costs half a period in the "
+            "mean: c/(2M) in what is lost, too."),
+    Mistake({"period_s, share": "period_s, 1 - share"}, "Of the second goal return the "
+            "availability, not what is lost."),
+    Mistake({"/ (mttf_s + restart_s + period_s / 2)": "/ (mttf_s + period_s / 2)"}, "The "
+            "restart is missing in the availability: M + R + c/2 below."),
     Mistake({YOUNG: "math.sqrt(save_s * mttf_s)"}, "A 2 is missing: a failure costs half a period "
             "in the mean, so c/(2M), and c = √(2wM)."),
     Mistake({"math.sqrt(2 * (mttf_s + restart_s)": "math.sqrt((mttf_s + restart_s)"},

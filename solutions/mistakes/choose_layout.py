@@ -7,7 +7,8 @@ NAMES = "Return a dictionary with all six: pp, dp, tp, micro_batch, stage, recom
 
 HINTS = {
     "fits": "predict gives None for what can't be laid out (with dp = 1, say, there is no other "
-        "stage than 0): test for None before you unpack it, and try every stage.",
+        "stage than 0): test for None before you unpack it. If nothing fits, you have not tried "
+        "every pp, tp, stage and recomputation.",
     **dict.fromkeys(("good", "best"), "Does your search try other values of what is expected to "
         "differ?"),
     "few predictions": "Don't ask for what can't be laid out: no stage but 0 with dp = 1, no "
@@ -21,6 +22,17 @@ MISTAKES = [
             "you compare times."),
     Mistake({RECOMPUTE: '("none", "full"):'}, "Not all kinds of recomputation are tried: \"selective\" "
             "lies between \"none\" and \"full\"."),
+    Mistake({RECOMPUTE: '("full",):'}, "Only full recomputation is tried, which costs the most "
+            "time: where less of it fits, that is faster."),
+    Mistake({STAGES: "(0,) if dp == 1 else (0, 1)"}, "The search stops at stage 1 of ZeRO: without a "
+            "pipeline, stages 2 and 3 take less memory."),
+    Mistake({"if found[0] < best_s:": "if not best:"}, "The first layout that fits is taken: of all "
+            "that fit, take the one of the fewest seconds."),
+    Mistake({"if found[0] < best_s:": "if found[1] < best_s:", ", found[0]\n": ", found[1]\n"},
+            "That is the layout of the least memory: of those that fit, take the fastest."),
+    Mistake({"return best": "return {**best, 'micro_batch': batch // (best['dp'] * "
+             "best['micro_batch'])}"}, "micro_batch is the number of samples of one micro-batch, not "
+            "the number of micro-batches."),
     Mistake({STAGES: "(0,)"},
             "The search stays at stage 0 of ZeRO: with several data-parallel ranks, stage 1 sends "
             "as much and takes less memory, 2 and 3 still less."),
@@ -33,4 +45,5 @@ MISTAKES = [
             HINTS["few predictions"]),
     Mistake({"return best": "return tuple(best.values())"}, NAMES),
     Mistake({"return best": "return {key: best[key] for key in best if key != 'recompute'}"}, NAMES),
+    Mistake({'"micro_batch", "stage"': '"microbatch", "stage"'}, NAMES),
 ]

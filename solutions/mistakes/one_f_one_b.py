@@ -19,7 +19,8 @@ HINTS = {
     "any p, any m": "It fails where there are fewer micro-batches than a rank wants to begin "
         "with: begin with min(m, p − r).",
     "memory": "Rank r begins with p − r forwards: the last rank with one, the first with p.",
-    "bubble": "Rank r begins with p − r forwards; with fewer it waits again and again.",
+    "bubble": "Rank r begins with p − r forwards, as with fewer it waits again and again; and "
+        "backwards go through the micro-batches in the order of the forwards.",
 }
 
 MISTAKES = [
@@ -37,6 +38,9 @@ MISTAKES = [
             "p of them, and the last rank with one."),
     Mistake({FIRST: "min(m, p - r - 1)"}, "One forward too few: the last rank would begin with a "
             "backward. Rank r begins with p − r forwards."),
+    Mistake(ALTERNATING.replace("range(m - first, m)]", "reversed(range(m - first, m))]")
+            .replace("p - r - 1", "min(m, p - r - 1)"), "The last backwards go through the "
+            "micro-batches the other way round: 0 comes first, as the next stage does it first."),
     Mistake({FIRST: "p - r"}, HINTS["any p, any m"]),
     Mistake(ALTERNATING, HINTS["any p, any m"]),
 ]

@@ -25,6 +25,13 @@ MISTAKES = [
             "vector, so an axis of two ranks sends half of what a large one does for as many "
             "bytes."),
     Mistake({"max(leaving.values(), default=0) / card_Bps": "(max(leaving.values(), default=0) > 0)"
-             " / card_Bps"}, "All GPUs of a server share one card: if several rings leave it, each "
-            "has a part of it only."),
+             " / card_Bps"}, "All GPUs of a server share one card, and of no other: if several "
+            "rings leave it, each has a part of it only."),
+    Mistake({"if there // gpus != rank // gpus:": "if place + 1 < size and there // gpus != rank // "
+             "gpus:"}, "A ring closes: the hop from its last rank to its first may leave a server, "
+            "too."),
+    Mistake({"total += ": "total = max(total, ", "* slowest\n": "* slowest)\n"}, "The axes work one "
+            "after another: their times add up."),
+    Mistake({"list(min(permutations(sizes)": "list(min(permutations(n for n in sizes if sizes[n] > "
+             "1)"}, "An axis of one rank is an axis, too: return all names."),
 ]

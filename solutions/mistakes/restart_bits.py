@@ -39,15 +39,25 @@ MISTAKES = [
             "restored: the model is as new."),
     Mistake({RESTORED: '        for name, part in [*parts.items()][:1]:\n'}, "Only the weights "
             "were restored: the optimizer's state and the scheduler's are as new."),
-    Mistake({'        step = saved["step"]\n': ""}, "The number of steps was not restored: it "
-            "begins with step 0, on a model that has been trained."),
+    Mistake({'        step = saved["step"]\n': ""}, "The number of steps was not restored, or "
+            "only that of epochs: steps that were taken come again, on a model that has been "
+            "trained."),
+    Mistake({"    while step < job.steps:": "    for step in range(step, step + job.steps):"},
+            "After a restart job.steps steps are taken once more: it is their number in all."),
+    Mistake({"        job.step(order": "        before = torch.get_rng_state()\n        "
+             "job.step(order", '"random": torch.get_rng_state()': '"random": before'},
+            "The random numbers are saved as they were before the step, which then drew its mask: "
+            "take their state when the step is done."),
+    Mistake({"random = torch.Generator().manual_seed(job.seed + epoch)": "torch.manual_seed("
+             "job.seed + epoch)", ", generator=random": ""}, "torch.manual_seed seeds the dropout "
+            "anew, in each step: the order has a generator of its own, torch.Generator()."),
     Mistake({'"step": step}': '"step": step - 1}'}, "Off by one: the step that was just taken "
             "is taken again after a restart. Save the number of steps that have been taken."),
     Mistake({'"step": step}': '"step": step + 1}'}, "Off by one: after a restart a step is left "
             "out. Save the number of steps that have been taken."),
     Mistake({"        if step % job.every == 0:\n": "        if step == job.steps:\n"}, "It saves "
-            "only at the end, or never, so a killed training begins anew: save after each "
-            "job.every steps."),
+            "too rarely, or never, so a killed training begins anew: save after each job.every "
+            "steps."),
     Mistake({ORDER: "torch.arange(job.samples)[place * job.batch:(place + 1) * job.batch]"},
             "The samples come in the order in which they lie: take each epoch's own order."),
     Mistake({"job.seed + epoch": "job.seed"}, "Every epoch has the same order: its seed is "

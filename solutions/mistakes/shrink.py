@@ -35,7 +35,8 @@ def survivors(comm, deaths, limit_s):
 
 HINTS = {
     "all live": "Every rank tells all others that it lives, and hears of all others: send and "
-        "receive at once, for a send waits for its receive.",
+        "receive at once, for a send waits for its receive. It returns a list in order, with "
+        "itself in it.",
     "dead before": "A send to a dead rank and a receive from it never end: wait for all of them with "
         "one limit, and cancel what is left.",
     "one dies": "A rank that dies between two of its sends is known to some and not to others: tell "
@@ -57,8 +58,13 @@ MISTAKES = [
     Mistake({"range(deaths + 1)": "range(min(2, deaths + 1))"}, "A round too few: if a rank dies in "
             "each round, the last one to know dies as well, after telling one other. It takes "
             "deaths + 1."),
-    Mistake({"range(deaths + 1)": "range(deaths + 3)"}, "More rounds than it takes: among deaths "
-            "+ 1 there is one without a death, and after it all know the same."),
+    *(Mistake({"range(deaths + 1)": rounds}, "More rounds than it takes: among deaths + 1 there is "
+              "one without a death, and after it all know the same.") for rounds in (
+        "range(deaths + 3)", "range(deaths + 4)", "range(comm.size)")),
+    *(Mistake({"        ends_s += limit_s\n": ends}, "A round ends before the others have sent: "
+              "they may begin a quarter of the limit later. The first ends one limit after the "
+              "beginning.") for ends in (
+        "        ends_s += limit_s / 8\n", "        ends_s += limit_s if _ else 0\n")),
     Mistake({"Send(sorted(known), rank)": "Send([comm.rank], rank)"}, "Every round tells only that "
             "the sender lives: pass on what you have heard of others."),
     Mistake(LEADER, "One rank decides for all, and it may be the one that is dead, or dies while "
@@ -74,5 +80,9 @@ MISTAKES = [
              "\n            known = known.intersection(*lists)\n"}, "Who is not in everyone's list "
             "is taken out: a rank that has heard of another one is right, and one that has not may "
             "just have been passed by. Join the lists."),
+    Mistake({"    return sorted(known)": "    return sorted(known - {comm.rank})"}, "The list "
+            "lacks the rank itself: it lives, too."),
+    Mistake({"    return sorted(known)": "    return sorted(known)[::-1]"}, "Return a list, in "
+            "order."),
     Mistake({"    return sorted(known)": "    return known"}, "Return a list, in order."),
 ]

@@ -72,6 +72,9 @@ MISTAKES = [
             "training, and it stores weights of a later step under the name of this one: it kept "
             "a reference to the live tensor, as a copied dictionary does, too. Make the bytes, or "
             "clone the tensor, before the yield."),
+    Mistake({WHOLE: "state = pickle.loads(content[32:])\n            " + WHOLE}, "Bytes reach "
+            "pickle.loads before they are compared with their checksum: of damaged ones it makes "
+            "anything, or raises. Compare first."),
     Mistake({"older[:-1]": "older"}, "Only one checkpoint is kept: when a disk damages its bytes, "
             "there is no other. Keep the one before, too."),
     Mistake({f"            {WHOLE}\n        ": f"            if {WHOLE[3:-1].replace('==', '!=')}:\n"

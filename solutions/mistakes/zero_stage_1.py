@@ -33,6 +33,22 @@ MISTAKES = [
             "else lasts from step to step."),
     Mistake({"v.mul_(mu).add_(mean)": "v.mul_(mu).add_(mean, alpha=1 - mu)"},
             "v = mu · v_before + mean: the mean isn't multiplied by 1 − mu here."),
+    Mistake({"add_(mean)": "add_(mean, alpha=lr)", "- lr * v": "- v"}, "lr is in v, as if it were the "
+            "same in every step: v = mu · v_before + mean; then weights − lr · v, with this "
+            "step's lr."),
+    Mistake({SHARD: "rows(weights)[comm.rank] - lr * (mean + mu * v)"}, "That is Nesterov's step: "
+            "here weights − lr · v, no more."),
+    Mistake({SHARD: "rows(weights)[comm.rank - 1] - lr * v"}, "Gradient and weights are of different "
+            "shards: reduce_scatter leaves row comm.rank of the gradient here; take that row of "
+            "the weights."),
+    Mistake({".view(comm.size, -1)\n": ".view(-1, comm.size).T.contiguous()\n"}, "The shards are "
+            "every N-th element, but what all_gather returns is flattened row by row: cut into N "
+            "rows, .view(N, -1)."),
+    Mistake({KEEP: 'state.setdefault("v", torch.zeros_like(mean, dtype=torch.float64))'},
+            "v has the weights' dtype: in float64, a float32 momentum takes twice the memory, and "
+            "what is computed from it twice the bytes."),
+    Mistake({"    shard =": '    state["mean"] = mean\n    shard ='}, "`state` keeps something "
+            "besides v: only the momentum lasts from step to step."),
     Mistake({SHARD: "rows(weights)[comm.rank] + lr * v"}, "That goes uphill: weights − lr · v."),
     Mistake({SHARD: "rows(weights)[comm.rank] - v"}, "The learning rate is missing: "
             "weights − lr · v."),

@@ -47,6 +47,18 @@ MISTAKES = [
     Mistake({".flatten()[: layers[i].numel]": ".flatten()"},
             "It fails where N does not divide a layer: its shards are padded with zeros. Cut the "
             "gathered vector to layer.numel."),
+    Mistake({"padded.view(comm.size, -1)": "grad_w.view(comm.size, -1)", "        del grad_w\n": ""},
+            "It fails where N does not divide a layer: pad the gradient with zeros to N equal "
+            "parts."),
+    Mistake({"grad, grad_w =": "_, grad_w ="}, "Every layer's backward starts from the last "
+            "layer's output: pass on the grad_x of the layer behind."),
+    Mistake({"reversed(range(len(layers)))": "range(len(layers))", "inputs.pop()": "inputs[i]"},
+            "Backward goes through the layers from the first to the last: the gradient comes from "
+            "the last one, so begin there."),
+    Mistake({"grad, mine = x,": "grad, mine = 2 * x,"}, "The gradient is twice too large: that of "
+            "half a sum of squares y²/2 is y."),
+    Mistake({"    return mine": "    for shard in shards:\n        shard.zero_()\n    return mine"},
+            "The shards that you were given have changed: leave them as they are."),
     Mistake({"    inputs = []": "    kept = {}\n    inputs = []", FORWARD:
              "layer.forward(kept.setdefault(i, whole(i)), x)", "backward(whole(i)":
              "backward(kept[i]"}, "The layers stay gathered from forward to backward (or were "

@@ -87,12 +87,14 @@ def test_what_the_first_rank_holds(prose: str) -> None:
 
 
 def test_what_interleaving_costs(prose: str) -> None:
-    assert "for v ≥ 2 and m ≥ 2p, more memory: rank 0, which holds the most, holds 1 + (p−1)/" \
-        "(pv) times what it holds with 1F1B" in prose
+    assert "The bubble is (p−1)(F+B)/v, where p divides m" in prose
+    assert "for v ≥ 2 and such m from 2p on, more memory: rank 0, which holds the most, holds " \
+        "1 + (p−1)/(pv) times what it holds with 1F1B" in prose
     for p, v in ((4, 2), (4, 4), (3, 2), (8, 2)):
         factor = 1 + (p - 1) / (p * v)
         assert cost.micro_batches_in_flight("interleaved", p, 4 * p, v) == near(p * factor)
         assert cost.micro_batches_in_flight("interleaved", p, 4 * p, 1) == p
+        assert interleaved(p, 2 * p + 1, v).time().held[0] > p * factor + 0.1
         assert (p * v - 1) / (p - 1) > v
     assert ("crosses pv − 1 boundaries on its way down instead of p − 1, more than v times as many"
             in prose)
@@ -231,6 +233,22 @@ def test_what_older_notes_use_is_gone(prose: str) -> None:
 def test_micro_batches_are_parts_of_one_mini_batch(prose: str) -> None:
     assert "They are parts of one mini-batch: the optimizer steps once, after the last" in prose
     assert "all gradients within 1e-10 of one device" in printed("equal")
+
+
+def test_batch_norm_sees_one_micro_batch(prose: str) -> None:
+    assert "as BatchNorm does, is the exception: it sees one micro-batch" in prose
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+    def gradient(comm: Comm, micro_batches: int, norm: type[nn.Module]) -> torch.Tensor | None:
+        torch.manual_seed(1)
+        stage = nn.Sequential(nn.Linear(4, 4), norm(4))
+        Pipeline(stage, gpipe(1, micro_batches), comm).step(x, x, nn.functional.mse_loss)
+        return stage[0].weight.grad
+
+    for norm, alike in ((nn.BatchNorm1d, False), (nn.LayerNorm, True)):
+        whole, cut = (simulate(gradient, m, norm, network=uniform(1, 1e-6, 1e9)).values[0]
+                      for m in (1, 4))
+        assert torch.allclose(whole, cut, atol=1e-6) == alike
 
 
 def test_the_picture_shows_what_the_schedule_takes() -> None:

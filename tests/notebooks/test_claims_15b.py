@@ -3,12 +3,13 @@ torus: test_claims_15b_torus.py."""
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 
-from dtlab import Goodput, cost, goodput
+from dtlab import Failures, Goodput, cost, goodput
 from dtlab.published.failures import INTERRUPTIONS
 from tests.notebooks.chapter import Chapter
 
@@ -84,6 +85,13 @@ def test_which_failures_count(prose: str) -> None:
     alone, weibull, racks, bad, replaced = rows
     assert "The law of a single node hardly matters" in prose
     assert weibull[1:] == pytest.approx(alone[1:], abs=0.2)
+    assert "If all were new, they would come about twice as often in their first month" in prose
+    failures, draws, found, nodes = Failures(PER_NODE_DAY, "weibull"), random.Random(0), 0, 2048
+    for _ in range(nodes):
+        age_s = failures.lifetime_s(draws, bad=False)
+        while age_s < 30 * 86_400:
+            found, age_s = found + 1, age_s + failures.lifetime_s(draws, bad=False)
+    assert found / (nodes * 30 * PER_NODE_DAY) == pytest.approx(2, abs=0.2)
     assert "Failures by racks are fewer events" in prose
     assert racks[0] < 0.7 * alone[0]
     assert all(more > less for more, less in zip(racks[1:], alone[1:], strict=True))
@@ -94,8 +102,6 @@ def test_which_failures_count(prose: str) -> None:
 
 
 def test_shrink_goes_back_to_the_disk_more_often_if_racks_fail(prose: str) -> None:
-    from dtlab import Failures
-
     assert "shrink goes back to the disk more often: its redone part grows" in prose
     alone, racks = (goodput(2048, failures, 60, 600, repair_s=6 * 3600, answer="shrink", copy_s=60,
                             copy_restart_s=60).shares["redone"]

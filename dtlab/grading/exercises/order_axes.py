@@ -69,7 +69,8 @@ def _build(seed: int) -> list[Check]:
     other = [case(2, 4, tp=(2, 1e8), dp=(4, 6e8)),
              case(4, 4, dp=(4, 9e8), tp=(2, 3e8), pp=(2, 5e7))]
     odd = [case(4, 4, tp=(8, 4e8), dp=(2, 3e8)), case(2, 6, tp=(4, 5e8), dp=(3, 4e8)),
-           case(4, 2, tp=(4, 4e8), dp=(2, 3.9e8))]
+           case(4, 2, tp=(4, 4e8), dp=(2, 3.9e8)),
+           case(2, 4, tp=(4, 8e8), dp=(2, 2e8), pp=(1, 9e8))]
     fast = [case(2, 3, 200e9, dp=(2, 4e8), tp=(3, 4e8)),
             case(4, 3, 200e9, dp=(3, 1e9), pp=(2, 6e8), tp=(2, 3e8)),
             case(4, 6, 200e9, dp=(2, 4e8), pp=(3, 3e8), tp=(4, 5e8))]
@@ -77,7 +78,7 @@ def _build(seed: int) -> list[Check]:
         Check("an order", 1, "each name once", [*plain, *other, *odd, *fast], _valid),
         Check("time", 3, "2 servers, 2 and 3 axes", plain, _time, _valid),
         Check("other loads", 2, "2 and 4 servers", other, _time, _valid),
-        Check("groups too large", 2, "an axis that no server has room for; fast cards",
+        Check("groups too large", 2, "an axis that no server has room for, or of one; fast cards",
               [*odd, *fast], _time, _valid),
     ]
 

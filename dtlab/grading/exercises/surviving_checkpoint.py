@@ -107,11 +107,13 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
 
 class Plan(NamedTuple):
     """What happens to the processes that share a disk: each kill ends one; of the last two, one
-    saves and ends, and one loads. damage: to which of the files, at last, if there are as many."""
+    saves and ends, and one loads. damage: to which of the files, at last, if there are as many;
+    of all its bytes, or of one bit."""
 
     kills: Sequence[Kill] = ()
     saves: int = 3  # of each process
     damage: int = POINTS
+    all_bytes: bool = False
 
 
 class Process:
@@ -122,6 +124,7 @@ class Process:
         self._of, self._rank, self.last = of, rank, rank == len(plan.kills) + 1
         self.left, self._became = plan.kills[rank] if rank < len(plan.kills) else (NEVER, "whole")
         self._damage, self._damaged = plan.damage, self.last and plan.damage < POINTS
+        self._all_bytes = plan.all_bytes
         self.may_die, self.died = NEVER < self.left < POINTS, False
         self.saves = 0 if self.last else plan.saves  # that are still to end
         self._disk = Disk({})
@@ -138,7 +141,7 @@ class Process:
         if self._rank:
             files, self._done, self._begun = comm.recv_object(self._rank - 1)
         for name in sorted(files)[self._damage:self._damage + 1] if self.last else ():
-            files[name] = _damaged(files[name])
+            files[name] = _damaged(files[name], self._all_bytes)
         self._disk = Disk(files)
         return files
 
@@ -177,8 +180,11 @@ class Process:
         self._done = max(self._done, min(self.step or 0, self._begun))
 
 
-def _damaged(data: bytes) -> bytes:
-    """One other bit: of a pickled state among its weights, which pickle alone does not notice."""
+def _damaged(data: bytes, all_bytes: bool) -> bytes:
+    """All bytes others, of which pickle makes nothing; or one other bit: of a pickled state among
+    its weights, which pickle alone does not notice."""
+    if all_bytes:
+        return bytes(byte ^ 255 for byte in data)
     at = len(data) // 2
     return data[:at] + bytes(byte ^ 64 for byte in data[at:at + 1]) + data[at + 1:]
 
@@ -247,7 +253,9 @@ def _build(seed: int) -> list[Check]:
                   [Plan([(first, "torn"), (second, "lost")], 2)
                    for first in [*firsts, POINTS] for second in [*range(12), POINTS]])
              for firsts in (range(odd, 6, 2), range(6 + odd, 12, 2), range(12 + odd, 18, 2))]
-    damaged = [Plan(damage=damage) for damage in range(MOST_FILES)]
+    damaged = [case(f"3 saves, then damage to {what} of a file",
+                    [Plan(damage=damage, all_bytes=all_bytes) for damage in range(MOST_FILES)])
+               for what, all_bytes in (("one bit", False), ("all bytes", True))]
     return [
         Check("no kill", 1, "1, 2 and more saves",
               [case(f"{n} saves", [Plan((), n)]) for n in (1, 2, 5 + more)], _judge),
@@ -259,8 +267,7 @@ def _build(seed: int) -> list[Check]:
         Check("power cut", 2, "at every operation; unsynced data torn, or lost",
               [cuts["torn"], cuts["lost"], *twice], _judge,
               provided=always),
-        Check("damage", 1, "to each of the files", [case("3 saves, then damage", damaged)], _judge,
-              provided=always),
+        Check("damage", 1, "to each of the files", damaged, _judge, provided=always),
         Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _room, provided=_judge),
     ]
 

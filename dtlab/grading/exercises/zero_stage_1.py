@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,22 @@ from dtlab.grading.draws import normals
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, F32, F64, padded, real, sum_bytes, values
 
-LR, MU = 0.25, 0.9  # no share of a few ranks
+Rates = Sequence[tuple[float, float]]  # (lr, mu) of each step
+RATES: Rates = (0.25, 0.9), (0.1875, 0.8), (0.375, 0.7)  # no share of a few ranks
 SLACK = 1.02  # of bytes: counts and other small messages
 PICKLED = 4096  # bytes of a pickled state beside its tensors
 
 
-def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor]) -> None:
+def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor], rates: Rates
+          ) -> None:
     """In the sandbox: a step for each of `grads`, the state kept between them."""
     state: dict[str, Any] = {}
-    for grad in grads:
-        step(comm, weights, grad.clone(), state, LR, MU)
+    for grad, (lr, mu) in zip(grads, rates, strict=True):
+        step(comm, weights, grad.clone(), state, lr, mu)
 
 
-def train_and_move(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor]
-                   ) -> tuple[int, int]:
+def train_and_move(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor],
+                   rates: Rates) -> tuple[int, int]:
     """In the sandbox: the first half of the ranks train, then send weights and state to the second
     half, which go on: what a rank has kept elsewhere does not come along, and what it sends is
     counted. Returns the bytes of the state's memory, and those that its tensors show of it."""
@@ -39,8 +41,8 @@ def train_and_move(step: Callable[..., Any], comm: Comm, weights: Tensor, grads:
         comm.recv(weights, comm.rank - half)
         state = comm.recv_object(comm.rank - half)
     group = comm.subgroup(range(half) if first else range(half, comm.size))
-    for grad in grads:
-        step(group, weights, grad.clone(), state, LR, MU)
+    for grad, (lr, mu) in zip(grads, rates, strict=True):
+        step(group, weights, grad.clone(), state, lr, mu)
     if first:
         comm.send(weights, comm.rank + half)
         comm.send(state, comm.rank + half)
@@ -53,9 +55,10 @@ def _trained(weights: Tensor, grads: list[Tensor]) -> list[Tensor]:
     """The weights after each step, by torch's own SGD, on one device. grads: by step, (ranks, n).
     """
     w = weights.double().clone().requires_grad_()
-    optimizer = torch.optim.SGD([w], lr=LR, momentum=MU)
+    optimizer = torch.optim.SGD([w], lr=1, momentum=1)
     found = []
-    for step in grads:
+    for step, (lr, mu) in zip(grads, RATES, strict=True):
+        optimizer.param_groups[0].update(lr=lr, momentum=mu)
         w.grad = step.double().mean(0)
         optimizer.step()
         found.append(w.detach().clone().to(weights.dtype))
@@ -103,16 +106,18 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(ranks: int, n: int, dtype: torch.dtype = F64, steps: int = 3, moves: bool = False,
+    def case(ranks: int, n: int, dtype: torch.dtype = F64, moves: bool = False,
              **options: Any) -> Case:
         (weights,) = normals((seed, ranks, n, moves, "all"), n, dtype=dtype)
+        steps = len(RATES)
         mine = [normals((seed, ranks, n, moves, rank), *[n] * steps, dtype=dtype)
                 for rank in range(ranks)]
         trained = _trained(weights, [torch.stack(step) for step in zip(*mine, strict=True)])
-        args = [(weights.clone(), g) for g in mine]
+        args = [(weights.clone(), g, RATES) for g in mine]
         leaves = [(trained[-1],)] * ranks
         if moves:  # after all steps but the last
-            args = [(w, g[:-1]) for w, g in args] + [(torch.zeros_like(w), g[-1:]) for w, g in args]
+            args = ([(w, g[:-1], rates[:-1]) for w, g, rates in args]
+                    + [(torch.zeros_like(w), g[-1:], rates[-1:]) for w, g, rates in args])
             leaves = [(trained[-2],)] * ranks + leaves
         by_rank = [steps - 1] * ranks + [1] * ranks if moves else [steps] * ranks
         wanted = Wanted(leaves=leaves, names=("weights",), what="weights − lr · v",
@@ -125,7 +130,7 @@ def _build(seed: int) -> list[Check]:
     k = seed % 3
     even = [case(2, 8), case(1, 5), case(3, 12), case(4, 40 + 4 * k)]
     uneven = [case(2, 7), case(3, 10 + 3 * k), case(4, 3), case(5, 1), case(4, 1001, F32)]
-    sizes = (2, 4000), (4, 4000 + 400 * k), (3, 3001)
+    sizes = (2, 4000, F64), (4, 4000 + 400 * k, F64), (3, 3001, F32)
     large, moved = ([case(*size, moves=moves) for size in sizes] for moves in (False, True))
     return [
         Check("weights", 3, "1 to 4 ranks, 3 steps", even, values),
