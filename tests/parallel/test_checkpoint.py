@@ -315,6 +315,21 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
         assert loaded(tmp_path / f"run{number}") == 2.0
 
 
+def test_a_relative_folder_is_that_of_the_call(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model = constant(comm, 3.0)
+        os.chdir(tmp_path)
+        save("c", model)
+        work = save("c", model, wait=False)
+        os.chdir("/")
+        assert work is not None
+        work.wait()
+
+    dtlab.run(fn, ranks=1)
+    assert loaded(tmp_path / "c") == 3.0
+    assert (tmp_path / "c" / "latest").read_text() == "2"
+
+
 # ---- any model, any optimizer ------------------------------------------------------------------
 
 
@@ -521,6 +536,7 @@ def test_each_rank_has_its_own_extra_and_random_numbers_back(tmp_path: Path) -> 
     def first(comm: dtlab.Comm) -> Any:
         model = constant(comm)
         torch.rand(3)
+        random.seed(comm.rank)
         save(tmp_path / "c", model, extra={"rank": comm.rank})
         return torch.rand(2).tolist(), np.random.rand(), random.random()
 
@@ -529,10 +545,13 @@ def test_each_rank_has_its_own_extra_and_random_numbers_back(tmp_path: Path) -> 
         extra = load(tmp_path / "c", model)
         return extra["rank"], (torch.rand(2).tolist(), np.random.rand(), random.random())
 
-    drawn = dtlab.run(first, ranks=3).values
-    assert len({str(each) for each in drawn}) == 3
-    assert dtlab.run(again, ranks=3).values == [*enumerate(drawn)]
-    assert [rank for rank, _ in dtlab.run(again, ranks=2).values] == [0, 0]
+    callers = random.getstate()
+    for backend in ("simulator", "gloo"):
+        drawn = on(backend, first, ranks=3).values
+        assert len({str(each) for each in drawn}) == 3
+        assert on(backend, again, ranks=3).values == [*enumerate(drawn)]
+        assert [rank for rank, _ in on(backend, again, ranks=2).values] == [0, 0]
+    assert random.getstate() == callers
 
 
 def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) -> None:
