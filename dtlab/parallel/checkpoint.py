@@ -138,13 +138,14 @@ def restore(model: DistributedModule, optimizer: Optimizer | None,
 
 
 def read_extra(folder: str | Path) -> Any:
-    """The `extra` of rank 0 in the newest checkpoint that has it, without a model."""
+    """The `extra` of rank 0 in the checkpoint that `load` would read, without a model."""
     problems = []
     for path in files.candidates(files.path_of(folder)):
         try:
-            name, digest = next(iter(files.read_index(path).items()))  # of rank 0's file
-            files.check_shard(path / name, digest)
-            return read_shards([path / name])["extras"][0]
+            index = files.read_index(path)
+            for name, digest in index.items():
+                files.check_shard(path / name, digest)
+            return read_shards([path / next(iter(index))])["extras"][0]  # of rank 0's file
         except ConfigError as problem:
             problems.append(problem)
     raise problems[0]

@@ -22,6 +22,7 @@ import dtlab
 from dtlab.collectives import barrier
 from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import DataParallel, Mesh, full_state_dict, load, save, zero
+from dtlab.parallel.checkpoint import read_extra
 from dtlab.parallel.tensor import ColumnLinear
 from tests.parallel.training import difference, on, one_device, one_step, wrapped
 
@@ -215,7 +216,8 @@ def constant(comm: dtlab.Comm, value: float = 0.0) -> DataParallel:
 
 
 def saved(folder: Path, value: float, keep: int = 2) -> None:
-    on("simulator", lambda comm: save(folder, constant(comm, value), keep=keep), ranks=2)
+    on("simulator", lambda comm: save(folder, constant(comm, value), extra=value, keep=keep),
+       ranks=2)
 
 
 def loaded(folder: Path) -> float:
@@ -481,6 +483,8 @@ def test_the_newest_whole_one_is_loaded_and_torn_ones_are_named(tmp_path: Path) 
     (folder / "2" / "index.json").unlink()
     with pytest.warns(UserWarning, match=r"loading .*c/1 instead") as warned:
         assert loaded(folder) == 1.0
+    assert read_extra(folder) == 1.0
+    assert {warning.filename for warning in warned} == {__file__}
     told = " ".join(str(warning.message) for warning in warned)
     assert "c/3/rank1.pt is corrupt" in told
     assert "c/2 is incomplete" in told
