@@ -172,3 +172,9 @@ class RankDied(DtlabError):
     def __init__(self, message: str, rank: int = -1, exitcode: int | None = None):
         self.rank, self.exitcode = rank, exitcode
         super().__init__(message)
+
+    @staticmethod
+    def left(rank: int) -> RankDied:
+        """The error of a rank that uses a communicator after it has called `shrink` on it."""
+        return RankDied(f"rank {rank}: this communicator has ended with shrink, and all that was "
+                        f"made of it; use the one that it returned: comm = comm.shrink()")

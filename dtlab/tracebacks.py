@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TypeVar
@@ -15,6 +15,8 @@ from typing import TypeVar
 from dtlab.errors import DtlabError
 
 PACKAGE = str(Path(__file__).parent)
+# Not the learner's: dtlab, and what stands between it and them, as torch's modules do.
+LIBRARIES = (PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 _MOST_CALLS = 20  # that a traceback shows at its begin, and at its end
 # How a kernel names the file of a cell. The search begins at the start of a word only: begun at
 # each letter of a word, it would take time that grows with the square of the word's length.
@@ -114,7 +116,7 @@ def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
         step = step.tb_next
     story = traceback.TracebackException(type(error), error, step)
     if ends_at_caller(error):
-        while len(story.stack) > 1 and story.stack[-1].filename.startswith(PACKAGE):
+        while len(story.stack) > 1 and story.stack[-1].filename.startswith(LIBRARIES):
             story.stack.pop()
     return with_cell_names("".join(without_middle([*story.format()])))
 
@@ -129,7 +131,6 @@ def without_middle(calls: list[str]) -> list[str]:
 
 # ---- errors that leave dtlab end at the line that called it --------------------------------------
 
-_NOT_THE_CALLERS = (PACKAGE, str(Path(str(getattr(find_spec("IPython"), "origin", "?"))).parent))
 AnyError = TypeVar("AnyError", bound=BaseException)
 
 
@@ -146,12 +147,12 @@ def ends_at_caller(error: BaseException) -> bool:
 
 
 def _until_caller(trace: TracebackType | None) -> TracebackType | None:
-    """A copy of `trace` without its last frames that are dtlab's, or IPython's that run a magic."""
+    """A copy of `trace` without its last frames that are dtlab's or another library's."""
     steps = []
     while trace is not None:
         steps.append(trace)
         trace = trace.tb_next
-    while len(steps) > 1 and steps[-1].tb_frame.f_code.co_filename.startswith(_NOT_THE_CALLERS):
+    while len(steps) > 1 and steps[-1].tb_frame.f_code.co_filename.startswith(LIBRARIES):
         steps.pop()
     copied = None
     for step in reversed(steps):

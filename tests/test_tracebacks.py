@@ -19,6 +19,7 @@ CALLS = {
     "Stepper": "from dtlab.widgets import Stepper; Stepper(fn=lambda comm, x: x.nothing)",
     "a method that there is not": "simulate(barrier, network=uniform(2, 0, 1))",
     "a method, on processes": "dtlab.run(barrier, ranks=2)",
+    "beyond contextlib": "dtlab.run(loads, ranks=2)",
     "torch.distributed": "simulate(connects, network=uniform(2, 0, 1))",
     "a bad argument": "uniform(-1, 0, 1)",
     "an unknown algorithm": "dtlab.cost.time_s('all_reduce', 'best', 4, 8, 1e-6, 1e-9)",
@@ -36,6 +37,8 @@ from dtlab.topology import uniform
 def fails(comm): raise KeyError("lost")
 def barrier(comm): comm.barrier()
 def connects(comm): torch.distributed.init_process_group("gloo")
+def loads(comm):
+    dtlab.parallel.load("none", dtlab.parallel.DataParallel(torch.nn.Linear(1, 1), comm))
 def endless(comm):
     while True: comm.split(0)
 def timer(seconds=0.3): threading.Timer(seconds, _thread.interrupt_main).start()

@@ -63,7 +63,8 @@ def save(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
         check_optimizer(model, optimizer)
         contents = contents_of(model, optimizer, groups, extra)
     stream = comm.subgroup(range(comm.size))  # beside what has been begun on `comm` itself
-    work = stream.begin(_write, folder, contents, model, keep)
+    target = folder if wait else folder.absolute()  # the rank may change its folder meanwhile
+    work = stream.begin(_write, target, contents, model, keep)
     if wait:
         work.wait()
         return None
@@ -83,7 +84,7 @@ def _write(comm: Comm, folder: Path, contents: dict[str, Any], model: Distribute
     target, latest, name = None, None, f"rank{comm.rank}.pt"
     with files.on_all_ranks(comm, "save", folder):
         if comm.rank == 0:
-            target = files.prepare(folder, model.checkpoints.get(folder))
+            target = files.prepare(folder, model.checkpoints.get(folder.absolute()))
             latest = files.latest_number(folder)
     target, latest = comm._all_gather_objects((target, latest))[0]
     with files.on_all_ranks(comm, "save", folder):
@@ -92,7 +93,7 @@ def _write(comm: Comm, folder: Path, contents: dict[str, Any], model: Distribute
     with files.on_all_ranks(comm, "save", folder):
         if comm.rank == 0:
             files.publish(target, {f"rank{r}.pt": d for r, d in enumerate(digests)}, latest, keep)
-    model.checkpoints = {**model.checkpoints, folder: int(target.name)}
+    model.checkpoints = {**model.checkpoints, folder.absolute(): int(target.name)}
 
 
 def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | None = None) -> Any:
@@ -114,7 +115,7 @@ def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     path, index = files.first_whole(comm, folder)
     extra = restore(model, optimizer, lambda: read_shards([path / name for name in index]),
                     f"load: {path}")
-    model.checkpoints = {**model.checkpoints, folder: int(path.name)}
+    model.checkpoints = {**model.checkpoints, folder.absolute(): int(path.name)}
     return extra
 
 
@@ -137,13 +138,14 @@ def restore(model: DistributedModule, optimizer: Optimizer | None,
 
 
 def read_extra(folder: str | Path) -> Any:
-    """The `extra` of rank 0 in the newest checkpoint that has it, without a model."""
+    """The `extra` of rank 0 in the checkpoint that `load` would read, without a model."""
     problems = []
     for path in files.candidates(files.path_of(folder)):
         try:
-            name, digest = next(iter(files.read_index(path).items()))  # of rank 0's file
-            files.check_shard(path / name, digest)
-            return read_shards([path / name])["extras"][0]
+            index = files.read_index(path)
+            for name, digest in index.items():
+                files.check_shard(path / name, digest)
+            return read_shards([path / next(iter(index))])["extras"][0]  # of rank 0's file
         except ConfigError as problem:
             problems.append(problem)
     raise problems[0]

@@ -177,7 +177,7 @@ def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str]]:
             problems.append(problem)
             continue
         for why in problems if comm.rank == 0 else ():
-            warnings.warn(f"{why}; loading {path} instead", stacklevel=4)
+            warnings.warn(f"{why}; loading {path} instead", stacklevel=3)
         return path, index
     raise problems[0]
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 
+# What draws Python's random numbers here: the module, or a generator of a simulated rank.
+PYTHON: ContextVar[Any] = ContextVar("PYTHON", default=random)
+
 
 def get_state() -> dict[str, Any]:
     """Of torch (on the CPU, and on the current GPU if it is in use), NumPy and Python."""
     kind, keys, *rest = np.random.get_state(legacy=True)
-    version, words, gauss = random.getstate()
+    version, words, gauss = PYTHON.get().getstate()
     state: dict[str, Any] = {  # tensors are as many bytes in a message, whatever the numbers
         "torch": torch.get_rng_state(), "python": (version, torch.tensor(words), gauss),
         "numpy": (kind, torch.from_numpy(np.asarray(keys).astype("int64")), *rest)}
@@ -25,7 +29,7 @@ def set_state(state: dict[str, Any]) -> None:
     """Go on as after `get_state`."""
     torch.set_rng_state(state["torch"])
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
+    PYTHON.get().setstate((version, tuple(words.tolist()), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():

@@ -27,6 +27,7 @@ from dtlab.processes.posted import PostedMessage
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
 from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
+from dtlab.processes.survivors import survivors_key
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
 from dtlab.ranks.matching import check_sources, describe
 from dtlab.reduction import check_receives, combine_, not_dense
@@ -125,6 +126,7 @@ class ProcessComm(Comm):
         """Post all `messages` together. Returns them in the order in which to wait for them:
         receives first, for a message that finds its buffer ready moves at once."""
         ordered = sorted(messages, key=attrgetter("sends"))
+        self.end.check_not_left(self.context)
         with self.end.lock:
             self._announce(ordered)
             posted_s = time.perf_counter()
@@ -326,7 +328,7 @@ class ProcessComm(Comm):
         if type(self) is not ProcessComm or len(self.context) > 1:
             super().shrink()
         number, ranks = self.end.shrink()
-        return ProcessComm(self.end, ranks, (f"survivors {number}",))
+        return ProcessComm(self.end, ranks, (survivors_key(number),))
 
     def joining(self) -> bool:
         """As in `Comm`."""

@@ -20,7 +20,7 @@ from dtlab.processes.recorder import Recorder, Row
 from dtlab.processes.shared_status import ANY_SOURCE, COMPUTE, RUNNING, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore, gone_key
-from dtlab.processes.survivors import meet
+from dtlab.processes.survivors import meet, survivors_key
 from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
 from dtlab.tracebacks import Place, place_text
 
@@ -120,6 +120,11 @@ class Endpoint:
         self._main.does(RUNNING)
         self.met = number
         return number, ranks
+
+    def check_not_left(self, context: tuple[Any, ...]) -> None:
+        """Raise `RankDied` if the communicator of this context has ended with `shrink`."""
+        if self.met and context[0] != survivors_key(self.met):
+            raise RankDied.left(self.rank)
 
     def watched(self, handle: Any, message: Any, members: Sequence[int]) -> Any:
         """`handle` of a message among `members`. Gloo never ends the wait for a send whose peer

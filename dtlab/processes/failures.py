@@ -16,7 +16,7 @@ from typing import NamedTuple
 import cloudpickle
 
 from dtlab.errors import DtlabError, RankDied, RankFailed, headline_of
-from dtlab.tracebacks import PACKAGE, ends_at_caller, shown_name, with_cell_names, without_middle
+from dtlab.tracebacks import LIBRARIES, ends_at_caller, shown_name, with_cell_names, without_middle
 
 _OURS = str(Path(__file__).parent), contextlib.__file__
 _BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo")  # Gloo's words
@@ -79,7 +79,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
                  len(frames))
     frames = frames[start:]
     if ends_at_caller(error):
-        while frames and frames[-1][0].startswith(PACKAGE):
+        while frames and frames[-1][0].startswith(LIBRARIES):
             frames.pop()
     return frames
 

@@ -18,7 +18,7 @@ from dtlab.processes.same_host_transport import SameHostTransport
 from dtlab.processes.shared_status import COMPUTE, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore
-from dtlab.processes.survivors import FOREVER, meet
+from dtlab.processes.survivors import FOREVER, meet, survivors_key
 from dtlab.processes.transport import GlooTransport
 
 # With NCCL, what lies on the CPU (objects, agreements) still travels over Gloo.
@@ -104,7 +104,7 @@ def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bo
     end = Endpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
                    connections)
     end.met = number
-    return end, ProcessComm(end, ranks, (f"survivors {number}",))
+    return end, ProcessComm(end, ranks, (survivors_key(number),))
 
 
 def open_communicator(backend: str, end: Endpoint, run_number: int) -> ProcessComm:

@@ -25,6 +25,11 @@ _LOOK_EVERY_S = 0.02
 _TOLD_WITHIN_S = 10.0  # the launcher may learn of a death later than those who connect
 
 
+def survivors_key(number: int) -> str:
+    """With which the contexts of the number-th communicator of survivors begin."""
+    return f"survivors {number}"
+
+
 class Survivors(NamedTuple):
     """The ranks of the number-th communicator, and the transport between them."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.errors import ConfigError
+from dtlab.errors import ConfigError, RankDied
 from dtlab.machine import Machine
 from dtlab.ranks.matching import check_sources, describe
 from dtlab.reduction import check_receives, not_dense
@@ -292,9 +292,11 @@ class SimComm(Comm):
 
     def _check_open(self) -> None:
         """Raise `RankDied` if one of my ranks has died, or has called `shrink`."""
+        if self._has_ended():
+            raise RankDied.left(self._me)
         closed = self._engine.deaths.closed(self._context, self._ranks)
         if closed is not None:
-            raise broken(self._me, closed, self._me)
+            raise broken(self._me, closed)
 
     def _has_ended(self) -> bool:
         """Has this rank called `shrink`?"""

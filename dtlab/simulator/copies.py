@@ -19,6 +19,7 @@ import torch
 from cloudpickle.cloudpickle import _dynamic_class_reduce
 
 from dtlab.errors import ConfigError
+from dtlab.parallel import random_numbers
 from dtlab.ranks.own_code import is_own, own_module
 from dtlab.ranks.pickling import Pickler
 from dtlab.ranks.registered import Registered
@@ -49,7 +50,9 @@ class Copies:
         CLASSES.set({})
         buffers = [_copy(buffer) for buffer in self._pickled.buffers]
         codes = marshal.loads(self._to_compile) if self._to_compile else self._codes
-        fn, args = _CallUnpickler(self._pickled.data, buffers, codes).load()
+        generator = random.Random(torch.initial_seed())
+        random_numbers.PYTHON.set(generator)
+        fn, args = _CallUnpickler(self._pickled.data, buffers, codes, generator).load()
         return fn, args
 
     def returned(self, value: Any) -> Any:
@@ -141,30 +144,32 @@ class _CallPickler(Pickler):
 
 
 class _CallUnpickler(pickle.Unpickler):
-    """Reads what `_CallPickler` has written. codes: what it shares."""
+    """Reads what `_CallPickler` has written. codes: what it shares. generator: of the rank's module
+    `random`."""
 
-    def __init__(self, data: bytes, buffers: list[Any], codes: list[CodeType]):
+    def __init__(self, data: bytes, buffers: list[Any], codes: list[CodeType],
+                 generator: random.Random):
         super().__init__(io.BytesIO(data), buffers=buffers)
-        self._codes = codes
+        self._codes, self._generator = codes, generator
         self._random: ModuleType | None = None
 
     def persistent_load(self, number: int) -> CodeType | ModuleType:
         if number != RANDOM:
             return self._codes[number]
-        self._random = self._random or _own_random()
+        self._random = self._random or _own_random(self._generator)
         return self._random
 
 
 # ---- modules ------------------------------------------------------------------------------------
 
 
-def _own_random() -> ModuleType:
-    """The module `random`, whose functions draw from a generator of their own."""
+def _own_random(generator: random.Random) -> ModuleType:
+    """The module `random`, whose functions draw from `generator`."""
     own = ModuleType("random")
-    vars(own).update(vars(random), _inst=random.Random(torch.initial_seed()))
+    vars(own).update(vars(random), _inst=generator)
     for name, x in vars(random).items():
         if getattr(x, "__self__", None) is vars(random)["_inst"]:
-            setattr(own, name, getattr(vars(own)["_inst"], name))
+            setattr(own, name, getattr(generator, name))
     return own
 
 

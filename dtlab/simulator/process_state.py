@@ -81,6 +81,7 @@ def forked() -> Iterator[None]:
     the number of cores, and what is small doesn't wait for a core that others keep busy.
     """
     caller, autocast = ProcessState(), torch.is_autocast_enabled("cpu")
+    numbers = mtrand.get_state(legacy=False)  # with the second one of two that `randn` makes
     device, threads, printing = torch.get_default_device(), torch.get_num_threads(), {**vars(PRINT)}
     deterministic, precision = (torch.get_deterministic_debug_mode(),
                                 torch.get_float32_matmul_precision())
@@ -91,6 +92,7 @@ def forked() -> Iterator[None]:
             yield
     finally:
         caller.restore()
+        mtrand.set_state(numbers)
         torch.set_num_threads(threads)
         torch.set_autocast_enabled("cpu", autocast)
         torch.set_deterministic_debug_mode(deterministic)

@@ -22,6 +22,7 @@ import dtlab
 from dtlab.collectives import barrier
 from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import DataParallel, Mesh, full_state_dict, load, save, zero
+from dtlab.parallel.checkpoint import read_extra
 from dtlab.parallel.tensor import ColumnLinear
 from tests.parallel.training import difference, on, one_device, one_step, wrapped
 
@@ -215,7 +216,8 @@ def constant(comm: dtlab.Comm, value: float = 0.0) -> DataParallel:
 
 
 def saved(folder: Path, value: float, keep: int = 2) -> None:
-    on("simulator", lambda comm: save(folder, constant(comm, value), keep=keep), ranks=2)
+    on("simulator", lambda comm: save(folder, constant(comm, value), extra=value, keep=keep),
+       ranks=2)
 
 
 def loaded(folder: Path) -> float:
@@ -313,6 +315,21 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
         saved(tmp_path / f"latest{number}", 2.0)
         assert (tmp_path / f"latest{number}").is_symlink()
         assert loaded(tmp_path / f"run{number}") == 2.0
+
+
+def test_a_relative_folder_is_that_of_the_call(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model = constant(comm, 3.0)
+        os.chdir(tmp_path)
+        save("c", model)
+        work = save("c", model, wait=False)
+        os.chdir("/")
+        assert work is not None
+        work.wait()
+
+    dtlab.run(fn, ranks=1)
+    assert loaded(tmp_path / "c") == 3.0
+    assert (tmp_path / "c" / "latest").read_text() == "2"
 
 
 # ---- any model, any optimizer ------------------------------------------------------------------
@@ -466,6 +483,8 @@ def test_the_newest_whole_one_is_loaded_and_torn_ones_are_named(tmp_path: Path) 
     (folder / "2" / "index.json").unlink()
     with pytest.warns(UserWarning, match=r"loading .*c/1 instead") as warned:
         assert loaded(folder) == 1.0
+    assert read_extra(folder) == 1.0
+    assert {warning.filename for warning in warned} == {__file__}
     told = " ".join(str(warning.message) for warning in warned)
     assert "c/3/rank1.pt is corrupt" in told
     assert "c/2 is incomplete" in told
@@ -521,6 +540,7 @@ def test_each_rank_has_its_own_extra_and_random_numbers_back(tmp_path: Path) -> 
     def first(comm: dtlab.Comm) -> Any:
         model = constant(comm)
         torch.rand(3)
+        random.seed(comm.rank)
         save(tmp_path / "c", model, extra={"rank": comm.rank})
         return torch.rand(2).tolist(), np.random.rand(), random.random()
 
@@ -529,10 +549,13 @@ def test_each_rank_has_its_own_extra_and_random_numbers_back(tmp_path: Path) -> 
         extra = load(tmp_path / "c", model)
         return extra["rank"], (torch.rand(2).tolist(), np.random.rand(), random.random())
 
-    drawn = dtlab.run(first, ranks=3).values
-    assert len({str(each) for each in drawn}) == 3
-    assert dtlab.run(again, ranks=3).values == [*enumerate(drawn)]
-    assert [rank for rank, _ in dtlab.run(again, ranks=2).values] == [0, 0]
+    callers = random.getstate()
+    for backend in ("simulator", "gloo"):
+        drawn = on(backend, first, ranks=3).values
+        assert len({str(each) for each in drawn}) == 3
+        assert on(backend, again, ranks=3).values == [*enumerate(drawn)]
+        assert [rank for rank, _ in on(backend, again, ranks=2).values] == [0, 0]
+    assert random.getstate() == callers
 
 
 def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) -> None:

@@ -194,6 +194,11 @@ def test_nothing_of_the_old_communicator_arrives_later(backend: str) -> None:
         if comm.rank == 1:
             with pytest.raises(RankDied):
                 comm.send(torch.ones(1000), 2)
+        for call in (lambda: all_reduce(comm, torch.ones(1)),  # which makes a context of it
+                     lambda: all_reduce(comm.subgroup([0, 1, 2]), torch.ones(1)),
+                     lambda: comm.split(0)):
+            with pytest.raises(RankDied):
+                call()
         all_reduce(left, torch.ones(1))
         return float(mine.sum())
 

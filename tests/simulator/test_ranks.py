@@ -120,12 +120,13 @@ def test_random_numbers_are_those_of_separate_processes() -> None:
 
     random.seed(5)
     np.random.seed(5)
+    np.random.randn()  # makes two
     before = torch.default_generator.get_state(), random.getstate()
     simulated = simulate(seeded, network=net(3)).values
     first = simulate(unseeded, network=net(3)).values
     assert torch.equal(torch.default_generator.get_state(), before[0])
     assert random.getstate() == before[1]
-    assert np.random.rand() == np.random.RandomState(5).rand()
+    assert np.random.randn() == np.random.RandomState(5).randn(2)[1]
     assert simulated == run(seeded, ranks=3).values
     assert first == simulate(unseeded, network=net(3)).values
     assert len({number for drawn in first for number in drawn}) == 9
