@@ -140,6 +140,9 @@ def _check_value(kind: str, value: Any, region: Region) -> None:
 def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
     """Raise `ConfigError` unless the checkpoint is complete, and of such a model."""
     shapes = saved["shapes"]
+    if any(p.is_meta for p in model.parameters()):
+        raise ConfigError("the model is on the device meta, where it can't have values; make it on "
+                          "another one, or call its to_empty(device=…) before wrapping it")
     for name, shape in shapes_of(model).items():
         if name not in shapes:
             raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")

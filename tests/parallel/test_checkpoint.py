@@ -454,7 +454,14 @@ def other_optimizer(comm: dtlab.Comm, folder: Path) -> None:
     load(folder, *zero(nn.Linear(2, 2), comm, 1, torch.optim.SGD))
 
 
+def without_values(comm: dtlab.Comm, folder: Path) -> None:
+    save(folder, in_sequence(comm, 1))
+    with torch.device("meta"):
+        load(folder, in_sequence(comm, 1))
+
+
 @pytest.mark.parametrize(("mistake", "sentence"), [
+    (without_values, r"on the device meta, where it can't have values; make it on another one"),
     (other_context, r"'positions.weight' has shape \(4, 8\), but the model's is \(8, 8\)"),
     (other_models, r"it has '2.bias' of shape \(2,\), but the model has none"),
     (other_optimizer, r"it holds the state of Adam, not of SGD"),
