@@ -112,5 +112,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a notebook offers after a dot: also what is not loaded yet."""
+    """List what a notebook offers after a dot: also what is not loaded yet."""
     return sorted({*globals(), *__all__, *_LAZY_MODULES})

@@ -1,4 +1,4 @@
-"""What a message costs on this machine: time a ping-pong, draw the line α + nβ through it; and a
+"""The cost of a message on this machine: time a ping-pong, draw the line α + nβ through it; and a
 burst, for what each further message costs that goes with others.
 
 `calibrate()` does so once, and keeps the result for `algorithm="auto"`.

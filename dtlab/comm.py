@@ -1,4 +1,4 @@
-"""What a rank can do. Read this page first; every algorithm of the course is written in it.
+"""Communicators. Read this page first; every algorithm of the course is written in it.
 
 A *communicator* numbers its ranks 0 … size−1 and carries messages between them. Two rules:
 
@@ -147,7 +147,7 @@ class Comm(ABC):
 
     @property
     def machine(self) -> Machine:
-        """What messages and additions are expected to cost here: `algorithm="auto"` asks."""
+        """The expected cost of messages and additions here: `algorithm="auto"` asks."""
         return load()
 
     # ---- when ranks die (dtlab.run with may_die, dtlab.simulate with detect_s) -----------------

@@ -15,7 +15,7 @@ class ConfigError(DtlabError, ValueError):
 
 
 class ShapeMismatch(DtlabError, ValueError):
-    """What was sent is not what the receiver made room for: another shape, dtype or collective."""
+    """A message is not what its receiver made room for: another shape, dtype or collective."""
 
 
 class SilentCorruption(DtlabError):
@@ -82,9 +82,9 @@ def waiting_table(rows: Sequence[Waiting]) -> str:
 
 
 def why_stuck(rows: Sequence[Waiting], calls: Iterable[str]) -> str:
-    """What the labels of the collectives in which ranks wait (`calls`; "" if in none) give away:
-    some wait in another one than the rest, or for a rank that has crashed or left early. "" if
-    nothing.
+    """Say what the labels of the collectives in which ranks wait (`calls`; "" if in none) give
+    away: some wait in another one than the rest, or for a rank that has crashed or left early.
+    Return "" if nothing.
     """
     calls = [*dict.fromkeys(filter(None, calls))]
     names = [*dict.fromkeys(call.split("(")[0] for call in calls)]

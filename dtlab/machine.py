@@ -1,4 +1,4 @@
-"""What a machine costs: the figures by which `algorithm="auto"` chooses.
+"""The costs of a machine: the figures by which `algorithm="auto"` chooses.
 
 `dtlab.calibrate()` measures them and keeps them in the user's cache, one file a host; every run
 reads them there. What was never measured has the `TYPICAL` figures of a laptop's loopback.

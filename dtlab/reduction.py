@@ -107,7 +107,7 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
 
 
 def _applied(op: Combine, into: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What the function `op` makes of the two. Raises `ConfigError` unless that is like them."""
+    """Apply the function `op` to the two. Raises `ConfigError` unless the result is like them."""
     result = op(into, x)
     if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (x.shape, x.dtype):
         got = f"a tensor of {result.dtype} {tuple(result.shape)}" if isinstance(
@@ -137,7 +137,7 @@ def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
 
 
 def not_dense(x: torch.Tensor) -> str:
-    """What `x` is if it is no dense tensor, such as "a nested tensor"; "" if it is one."""
+    """Say what `x` is if it is no dense tensor, such as "a nested tensor"; "" if it is one."""
     if x.is_quantized:
         return "a quantized tensor"
     if x.is_nested:

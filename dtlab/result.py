@@ -1,4 +1,4 @@
-"""What a run returns, whether it was real or simulated."""
+"""The result of a run, real or simulated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Result:
 
     @property
     def ranks(self) -> int:
-        """How many ranks took part."""
+        """The number of ranks."""
         return len(self.values)
 
     def __repr__(self) -> str:

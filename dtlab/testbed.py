@@ -35,7 +35,7 @@ _QUEUE_S = 0.2  # what waits longer than this at a link is dropped
 
 
 class HostResult(NamedTuple):
-    """What a command came to on one host. A negative exit code is the signal that ended it."""
+    """The result of a command on one host. A negative exit code is the signal that ended it."""
 
     host: int
     exit_code: int

@@ -1,4 +1,4 @@
-"""What happened in a run: the messages that moved, and the work that was done.
+"""The trace of a run: the messages that moved, and the work that was done.
 
 Processes and simulator fill the same `Trace`; every plot, widget and grader reads only this.
 """
@@ -58,7 +58,7 @@ class Event(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """How fast a rank is, see `Trace.stragglers`."""
+    """The speed of a rank, see `Trace.stragglers`."""
 
     rank: int
     relative: float  # to the fastest rank
@@ -127,7 +127,7 @@ class Trace:
 
     @cached_property
     def events(self) -> list[Event]:
-        """What each rank did, in one list ordered by (start, rank). A message is two events."""
+        """The events of all ranks, ordered by (start, rank). A message is two events."""
         return sorted(self._events(), key=lambda e: (e.start_s, e.rank, e.end_s, e.kind))
 
     def _events(self) -> Iterator[Event]:
@@ -151,7 +151,7 @@ class Trace:
         return sum(m[2] for m in self._rows.rows() if rank is None or m[1] == rank)
 
     def messages(self, rank: int | None = None) -> int:
-        """How many messages `rank` sent (None: all ranks together)."""
+        """Count the messages that `rank` sent (None: all ranks together)."""
         rows = self._rows
         return len(rows) // _WIDTH if rank is None else rows[::_WIDTH].count(rank)
 
@@ -172,7 +172,7 @@ class Trace:
     # ---- for other tools -----------------------------------------------------------------------
 
     def stragglers(self) -> list[Speed]:
-        """How fast each rank does what it marks with `comm.compute(label)`, by rank: scores of 1
+        """Score the speed of what each rank marks with `comm.compute(label)`, by rank: scores of 1
         are the best, 0.5 is half as fast.
 
         relative: the median seconds of the fastest rank, divided by this rank's; absolute: this
@@ -259,7 +259,7 @@ def _track(stream: int, kind: str) -> int:
 
 
 def _exposed_s(waits: Sequence[Span], work: Sequence[Span]) -> float:
-    """How long the `waits` last, less what of them lies in one or more of `work`; both by start."""
+    """Add up the `waits`, less what of them lies in one or more of `work`; both by start."""
     total_s, ends = 0.0, iter(_joined(work))
     busy = next(ends, None)
     for start_s, end_s in _joined(waits):

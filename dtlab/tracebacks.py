@@ -91,7 +91,7 @@ def line_of(frame: FrameType) -> str:
 
 
 def variable_name(value: object, frame: FrameType) -> str:
-    """What `value` is called in `frame`: "x", "self.weight"; "" if it has no name there."""
+    """Return the name of `value` in `frame`: "x", "self.weight"; "" if it has no name there."""
     for name, local in frame.f_locals.items():
         if local is value:
             return name
@@ -161,7 +161,7 @@ def _until_caller(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _in_ipython(error: BaseException) -> list[str]:
-    """What IPython shows, which asks an exception's `_render_traceback_` for it."""
+    """Return what IPython shows, which asks an exception's `_render_traceback_` for it."""
     shell = sys.modules["IPython"].get_ipython()
     trace = _until_caller(error.__traceback__)
     lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace)

@@ -1,4 +1,4 @@
-"""Which all-reduce suits which wires: options read off a topology, and a contest in the simulator.
+"""The all-reduce that suits given wires: options from a topology, and a contest in the simulator.
 
 Algorithms know nothing of topologies, only of ranks; this module brings the two together.
 """

@@ -192,7 +192,7 @@ def binary_digits(p: int) -> list[tuple[int, int]]:
 
 
 def halved(n: int, place: int, level: int) -> tuple[int, int]:
-    """What is left of 0 … n after `level` halvings; bit k of `place` chooses a half in round k."""
+    """Halve 0 … n `level` times; bit k of `place` chooses a half in round k."""
     low, high = 0, n
     for bit in range(level):
         middle = (low + high + 1) // 2

@@ -114,7 +114,7 @@ def _is_count(value: object) -> bool:
 
 
 def _columns(p: int, shape: tuple[int, int] | None) -> int:
-    """How many columns a grid of p ranks has. Raises `ConfigError` unless `shape` makes p."""
+    """Count the columns of a grid of p ranks. Raises `ConfigError` unless `shape` makes p."""
     if shape is None:
         return p // best_divisor(p)
     if not (isinstance(shape, Sequence) and len(shape) == 2 and all(map(_is_count, shape))):

@@ -22,7 +22,7 @@ def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> Non
 
 
 def _nothing(comm: Comm) -> torch.Tensor:
-    """Of one dtype, whatever each rank's default is."""
+    """Return an empty tensor of one dtype, whatever each rank's default is."""
     return torch.empty(0, dtype=torch.float32, device=comm.device)
 
 

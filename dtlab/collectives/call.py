@@ -21,9 +21,9 @@ def call_for(
     comm: Comm, collective: str, algorithm: str, options: dict[str, Any],
     x: torch.Tensor | None = None, pieces: int = 1, writes: bool = True, **how: Any,
 ) -> tuple[Callable[..., Any], Comm]:
-    """What this call of a collective runs: a bare algorithm, on a communicator whose messages carry
-    the label of this call, which is equal on all ranks that call the same thing. `how`: the call's
-    other arguments, for the label.
+    """Return what this call of a collective runs: a bare algorithm, and a communicator whose
+    messages carry the label of this call, which is equal on all ranks that call the same thing.
+    `how`: the call's other arguments, for the label.
 
     algorithm: "auto" is what costs least here; the vector that the closed forms call n is `pieces`
     times as large as `x`. Raises `ConfigError` for what there is not, and unless `x` is a dense

@@ -115,7 +115,7 @@ def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> Non
 
 
 def _given(collective: str) -> list[str]:
-    """What each algorithm of the collective is given, in that order."""
+    """List the arguments that each algorithm of the collective is given, in order."""
     first = inspect.signature(next(iter(IMPLEMENTATIONS[collective].values()))).parameters
     return [name for name in first if name in _COMMON]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def subtree_size(me: int, p: int) -> int:
-    """How many ranks the subtree of rank `me` holds: those from it on.
+    """Count the ranks in the subtree of rank `me`: those from it on.
 
     >>> [subtree_size(me, 6) for me in range(6)]
     [6, 1, 2, 1, 2, 1]

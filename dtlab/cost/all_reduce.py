@@ -184,7 +184,7 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
 
 
 def _piece(n: int, place: int, level: int) -> int:
-    """How many of n elements are left after `level` halvings, as in the algorithm."""
+    """Return how many of n elements are left after `level` halvings, as in the algorithm."""
     for bit in range(level):
         n = n // 2 if place >> bit & 1 else (n + 1) // 2
     return n
@@ -210,7 +210,7 @@ def double_tree(p: int, n: int, itemsize: int) -> Form:
 
 
 def _degree(p: int, place: int) -> int:
-    """How many neighbours there are in the tree: to each of them one message a segment."""
+    """Count the neighbours in the tree: each of them gets one message a segment."""
     if place == 0:
         return 1
     bit = place & -place

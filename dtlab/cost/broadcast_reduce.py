@@ -8,7 +8,7 @@ from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
 
 
 def binomial_children(p: int) -> list[int]:
-    """How many children each rank has in the binomial tree over p ranks with root 0."""
+    """Count the children of each rank in the binomial tree over p ranks with root 0."""
     counts = [0] * p
     for rank in range(1, p):
         counts[rank & (rank - 1)] += 1  # the parent: my number without its lowest one-bit

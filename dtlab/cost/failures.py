@@ -1,4 +1,4 @@
-"""What failures cost a job that saves, dies and restarts: closed forms.
+"""The cost of failures for a job that saves, dies and restarts: closed forms.
 
 One word in all of them: the *interval* is the seconds of work from one save to the next, the save
 not included (Daly's τ). The *period*, interval + save, is what some papers call the interval.

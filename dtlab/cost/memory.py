@@ -1,4 +1,4 @@
-"""What training a model occupies, its state and its activations, and what ZeRO sends for it."""
+"""The memory of training, state and activations, and the bytes that ZeRO sends for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a closed form is, and the questions one can ask of it."""
+"""Closed forms, and the questions that they answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Form(NamedTuple):
 
     @property
     def waits(self) -> float:
-        """How many messages a rank waits for one by one, at most."""
+        """The most messages that a rank waits for one by one."""
         if self.awaited is not None:
             return self.awaited
         return self.rounds - sum(count for count, _ in self.together)
@@ -158,7 +158,7 @@ def messages(
 
 
 def rounds(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4) -> float:
-    """How many messages follow one another on the longest path: what α multiplies."""
+    """Count the messages that follow one another on the longest path: what α multiplies."""
     return form(collective, algorithm, ranks, nbytes, itemsize).rounds
 
 

@@ -1,4 +1,4 @@
-"""How much of data parallelism's communication hides behind the backward pass."""
+"""The part of data parallelism's communication that hides behind the backward pass."""
 
 from __future__ import annotations
 

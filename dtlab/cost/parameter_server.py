@@ -1,4 +1,4 @@
-"""What a parameter server costs: the busiest port sets the pace."""
+"""The cost of a parameter server: the busiest port sets the pace."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil, pipeli
 
 
 def subtree_parts(p: int) -> list[int]:
-    """How many ranks the subtree of each rank holds, in the binomial tree with root 0."""
+    """Count the ranks in the subtree of each rank, in the binomial tree with root 0."""
     return [p] + [min(rank & -rank, p - rank) for rank in range(1, p)]
 
 
@@ -93,7 +93,7 @@ def all_gather_doubling(p: int, n: int, itemsize: int) -> Form:
 
 
 def _weight(place: int, count: int, extra: int) -> int:
-    """How many ranks `count` members of the core stand for, from `place` on."""
+    """Count the ranks that `count` members of the core stand for, from `place` on."""
     return count + min(max(extra - place, 0), count)
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline loses, and what it holds meanwhile, for the schedules that have a closed form."""
+"""The bubble of a pipeline, and what it holds meanwhile, for schedules that have a closed form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def zb_h1_holds(ranks: int, micro_batches: int, forward_s: float, backward_s: fl
 
 def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunks: int = 1,
                             last: bool = False) -> float:
-    """Of how many micro-batches the first rank holds activations, at most: GPipe all, 1F1B and
+    """Return the most micro-batches whose activations the first rank holds: GPipe all, 1F1B and
     ZB-H1 as many as there are ranks, interleaved with v ≥ 2 chunks (p−1)/v more. With chunks, one
     counts as 1/v; only interleaved asks for them, and p must divide m, else `ConfigError`. last:
     of how many the last rank does: 1F1B one, interleaved v−1 chunks of p, and one; the others as

@@ -6,7 +6,7 @@ from dtlab.cost.model import Form, costs, lg_ceil
 
 
 def _shifts(p: int) -> list[int]:
-    """How many messages each rank sends by recursive doubling: to p′ ranks ahead, if there are."""
+    """Count the messages that each rank sends by recursive doubling: to p′ ranks ahead, if any."""
     return [lg_ceil(p - rank) for rank in range(p)]
 
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism sends."""
+"""The traffic of tensor parallelism."""
 
 from __future__ import annotations
 

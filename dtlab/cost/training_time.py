@@ -1,4 +1,4 @@
-"""How long training takes, and what more devices can do about it."""
+"""The time of training, and what more devices can do about it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def training_time_s(
 
 
 def amdahl_speedup(serial: float, devices: int) -> float:
-    """Of a fixed amount of work, of which the share `serial` can't be divided: 1/(s + (1−s)/n).
+    """The speedup of a fixed amount of work whose share `serial` can't be divided: 1/(s + (1−s)/n).
 
     Source: Amdahl 1967.
 

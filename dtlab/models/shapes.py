@@ -65,7 +65,7 @@ class Shape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of one MLP."""
+        """The width of one MLP."""
         return 4 * self.hidden if self.mlp_width is None else self.mlp_width
 
     @property
@@ -102,7 +102,7 @@ class Shape(NamedTuple):
 
     @property
     def attention_parameters(self) -> int:
-        """Of the matrices of one layer's attention."""
+        """The parameters in the matrices of one layer's attention."""
         h, latent = self.hidden, self.latent
         if latent is None:
             return h * (self.queries + self.keys + self.values) + self.attended * h
@@ -113,7 +113,7 @@ class Shape(NamedTuple):
 
     @property
     def expert_parameters(self) -> int:
-        """Of all routed experts of all layers."""
+        """The parameters of all routed experts of all layers."""
         if self.experts is None:
             return 0
         layers = self.layers - self.experts.dense_layers
@@ -121,7 +121,7 @@ class Shape(NamedTuple):
 
     @property
     def matrix_parameters(self) -> int:
-        """Of all matrices, the tables of the vocabulary and the experts' routers among them."""
+        """The parameters in matrices; vocabulary tables and the experts' routers are among them."""
         experts, dense = self.experts, self.layers
         tables = (1 if self.tied else 2) * self.vocab * self.hidden
         count = tables + self.layers * self.attention_parameters + self.expert_parameters
@@ -132,7 +132,7 @@ class Shape(NamedTuple):
         return count + dense * self.mlp_parameters(self.width)
 
     def mlp_parameters(self, width: int) -> int:
-        """Of the matrices of an MLP of this width."""
+        """Count the parameters in the matrices of an MLP of this width."""
         return (3 if self.gated else 2) * self.hidden * width
 
 

@@ -152,8 +152,8 @@ def read_extra(folder: str | Path) -> Any:
 
 
 def full_state_dict(model: DistributedModule) -> dict[str, Any]:
-    """What `state_dict` of the module would be on one device, in the optimizer's dtype, on every
-    rank, which all call it: for torch.save, or to load it elsewhere. Buffers, and what is frozen,
+    """Return the `state_dict` of the module on one device, in the optimizer's dtype, on every rank;
+    all call it: for torch.save, or to load it elsewhere. Buffers, and what is frozen,
     are rank 0's. Memory: all of the model. Raises `ConfigError` for tensor-parallel layers that are
     not in a `hybrid`, of which each rank has a part.
     """

@@ -37,7 +37,7 @@ def _regions(model: DistributedModule) -> list[Region]:
 
 
 def replicated(model: DistributedModule) -> dict[str, Any]:
-    """What all ranks hold: persistent buffers, parameters that are frozen, extra state."""
+    """Return what all ranks hold: persistent buffers, parameters that are frozen, extra state."""
     trained = set(model.trained)
     return {name: value for name, value in own_state(model.module).items()
             if not (isinstance(value, nn.Parameter) and value in trained)}
@@ -52,14 +52,14 @@ def own_state(module: nn.Module) -> dict[str, Any]:
 
 
 def shapes_of(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
-    """Of the whole tensors of which this rank has a part; None: no tensor."""
+    """Return the shapes of the whole tensors that this rank has a part of; None: no tensor."""
     return {region.name: tuple(region.shape) for region in _regions(model)} | {
         name: tuple(value.shape) if isinstance(value, Tensor) else None
         for name, value in replicated(model).items()}
 
 
 def places_of(model: DistributedModule) -> dict[str, tuple[int, int]]:
-    """Of parameters that are parts of tensor-parallel layers: (rank, of how many)."""
+    """Return the (rank, size) of each parameter that is a part of a tensor-parallel layer."""
     parts = {} if isinstance(model, Hybrid) else parts_of(model.module)  # it names their wholes
     return {name: (int(comm.rank), comm.size) for name, (comm, _) in parts.items()}
 
@@ -77,7 +77,7 @@ def names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> lis
 
 def contents_of(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
                 extra: Any) -> dict[str, Any]:
-    """What this rank saves, copied. values: of the state, what is no number for each element."""
+    """Copy what this rank saves. values: the state that is not one number for each element."""
     pieces: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
     values: dict[tuple[str, str], Any] = {}
     for region in _regions(model):
@@ -199,13 +199,13 @@ def _check_group(a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
 
 
 def read_shards(paths: list[Path]) -> dict[str, Any]:
-    """What is in these shards."""
+    """Return the contents of these shards, merged."""
     return merged([torch.load(path, mmap=True, weights_only=True, map_location="cpu")
                    for path in paths])
 
 
 def merged(contents: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What several ranks have saved, as one."""
+    """Merge what several ranks have saved."""
     saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}, "extras": {},
                              "random": {}}
     for theirs in contents:

@@ -43,7 +43,7 @@ def check_replaceable(folder: Path) -> None:
 
 @contextmanager
 def on_all_ranks(comm: Comm, call: str, folder: Path | None) -> Iterator[None]:
-    """What goes wrong inside on one rank is a `ConfigError` on all."""
+    """Turn an error of one rank inside into a `ConfigError` on all."""
     mine = None
     try:
         yield
@@ -137,7 +137,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Of all checkpoints in `folder`, complete or not, the oldest first."""
+    """Return the numbers of all checkpoints in `folder`, complete or not, the oldest first."""
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
 
 

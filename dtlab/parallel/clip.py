@@ -57,7 +57,7 @@ def _gradients(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _sum_of_squares(model: nn.Module, device: torch.device,
                     counted: Set[nn.Parameter] = frozenset()) -> Tensor:
-    """Of the gradients of `model` that aren't `counted`, on all ranks that have parts of it."""
+    """Add up the squares of the gradients not `counted`, on all ranks that have parts."""
     wrapper = model if isinstance(model, DistributedModule) else None
     module = wrapper.module if wrapper else model
     parts = {} if isinstance(model, Hybrid) else parts_of(module)  # its `comm` joins them

@@ -1,4 +1,4 @@
-"""What tensors become where they enter or leave a group of ranks that share a layer.
+"""Conversions of tensors where they enter or leave a group of ranks that share a layer.
 
 Each of these is a pair: what moves forward, and what moves backward, which is its transpose. The
 first two are Megatron's f and g, *conjugate*: each is the other's backward.

@@ -42,7 +42,7 @@ class GradientHook:
 
 
 def owners_of(p: Tensor) -> list[Any]:
-    """Whose methods are `GradientHook`s of `p`."""
+    """Return the objects whose methods are `GradientHook`s of `p`."""
     hooks = (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values()
     runs = [hook.run() for hook in hooks if isinstance(hook, GradientHook)]
     return [run.__self__ for run in runs if run]  # type: ignore[attr-defined]

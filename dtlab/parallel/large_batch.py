@@ -1,5 +1,5 @@
-"""What makes large batches train: a step for each layer in proportion to its weights, and batches
-that grow where the step would shrink.
+"""Training with large batches: a step for each layer in proportion to its weights, and batches that
+grow where the step would shrink.
 
 A linear warm-up is torch.optim.lr_scheduler.LinearLR. Chapter: 10b.
 """

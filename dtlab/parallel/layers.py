@@ -1,4 +1,4 @@
-"""Which layers travel one by one, and which parameters belong to each."""
+"""The layers that travel one by one, and the parameters that belong to each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tensors of a rank occupy: bytes by kind, from one operation to the next, and their peak.
+"""The memory of a rank's tensors: bytes by kind, from one operation to the next, and their peak.
 
 Counted is what torch's own accounting of a GPU would count, on any device: the storages that are
 alive. Not seen: what streams (`Comm.begin`) and kernels take for themselves while they run.

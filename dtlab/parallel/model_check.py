@@ -1,4 +1,4 @@
-"""What a module must be so that ranks can train it together."""
+"""Checks of a module, and of a batch, that ranks are to train together."""
 
 from __future__ import annotations
 

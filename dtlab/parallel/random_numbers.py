@@ -14,7 +14,7 @@ PYTHON: ContextVar[Any] = ContextVar("PYTHON", default=random)
 
 
 def get_state() -> dict[str, Any]:
-    """Of torch (on the CPU, and on the current GPU if it is in use), NumPy and Python."""
+    """Return the state of torch (on the CPU, and on a GPU in use), NumPy and Python."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     version, words, gauss = PYTHON.get().getstate()
     state: dict[str, Any] = {  # tensors are as many bytes in a message, whatever the numbers

@@ -57,7 +57,7 @@ for _kind, _cls in ((int, RankInt), (float, RankFloat)):
 
 
 class Parts(tuple[Any, ...]):
-    """What torch returns as a tuple: `x.chunk(comm.size)[comm.rank]` depends on the rank, too."""
+    """A tuple that torch returns: `x.chunk(comm.size)[comm.rank]` depends on the rank, too."""
 
     def __getitem__(self, place: Any) -> Any:
         x = super().__getitem__(place)

@@ -59,12 +59,12 @@ class Replicas:
 
     @property
     def model(self) -> DistributedModule | None:
-        """Of this rank; None while its group is not whole."""
+        """This rank's model; None while its group is not whole."""
         return self._built[0] if self._built else None
 
     @property
     def number(self) -> int:
-        """Of this rank's group."""
+        """The number of this rank's group."""
         return self.comm.global_ranks[self.comm.rank] // self.ranks
 
     def step(self, backward: Callable[[DistributedModule, int, int], int]) -> None:
@@ -125,7 +125,7 @@ class Replicas:
         self.steps += 1
 
     def _reform(self) -> None:
-        """Who is left? Form the groups anew, once no rank dies meanwhile."""
+        """Form the groups anew of the ranks that are left, once none dies meanwhile."""
         while True:
             try:
                 self.comm = self.comm.shrink()

@@ -1,4 +1,4 @@
-"""Which rank trains on which samples."""
+"""The samples that each rank trains on."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class SequenceNorm(nn.Module):
 @conversion(VARYING, VARYING)
 def gather_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None = None,
                   chunks: int = 1) -> Tensor:
-    """What `linear(gather_from(comm, x), weight, bias)` returns, with less memory and, with
-    `chunks` > 1, less waiting: x (b, s/t, h), weight (o, h) → (b, s, o).
+    """Return `linear(gather_from(comm, x), weight, bias)` with less memory and, with `chunks` > 1,
+    less waiting: x (b, s/t, h), weight (o, h) → (b, s, o).
 
     Only this rank's positions are kept for backward, which gathers the others again, while it
     multiplies: 1/t of the memory for an all-gather more. Forward, the positions come in `chunks`;

@@ -23,9 +23,9 @@ from dtlab.parallel.types import REPLICATED, declare
 
 
 class Region(NamedTuple):
-    """What this rank's optimizer steps of the parameter `name`, of this `shape`: each of `runs`,
-    (start, at, length), says that the elements of the flattened parameter from `start` on lie in
-    the flattened `tensor` from `at` on. Of several ranks' copies, one is the `original`."""
+    """The part of the parameter `name`, of this `shape`, that this rank's optimizer steps: each of
+    `runs`, (start, at, length), says that the elements of the flattened parameter from `start` on
+    lie in the flattened `tensor` from `at` on. Of several ranks' copies, one is the `original`."""
 
     name: str
     shape: torch.Size
@@ -59,7 +59,7 @@ class DistributedModule(nn.Module):
 
     @abstractmethod
     def regions(self) -> list[Region]:
-        """Which elements of which trained parameters this rank's optimizer steps."""
+        """Return the elements of trained parameters that this rank's optimizer steps."""
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Copies of all whole trained parameters by name. All ranks call it."""
@@ -292,7 +292,7 @@ class SynchronizedModule(DistributedModule):
         self._shared = True
 
     def _run_backward(self, weighted: Tensor) -> None:
-        """Of a loss times its samples, which reaches no other wrapped model."""
+        """Run backward of a loss times its samples, which reaches no other wrapped model."""
         self._counting = True
         if weighted.requires_grad:
             weighted.register_hook(lambda _: _counted_by.update(

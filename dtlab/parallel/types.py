@@ -66,7 +66,7 @@ _zeros = WeakIdKeyDictionary()  # tensors of zeros, which change no sum over ran
 
 
 class Typed(NamedTuple):
-    """What one operation has made."""
+    """A result of one operation."""
 
     line: str  # "model.py:12 in forward"
     operation: str
@@ -177,7 +177,7 @@ class _Checker(TorchFunctionMode):
         return Parts(made) if type(made) is tuple else made
 
     def _differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What `func`, backward or torch.autograd.grad, makes."""
+        """Call `func`, backward or torch.autograd.grad, and type what it makes."""
         for loss in tree_leaves(args[0]):
             self.check_seed(loss)
         made = func(*args, **kwargs)
@@ -208,7 +208,8 @@ class _Checker(TorchFunctionMode):
 
 
 def _letter(x: Any, axis: str) -> str:
-    """Of `x`; "" if nothing is known. Without a gradient, Invariant and Replicated are the same."""
+    """Return the letter of `x`; "" if nothing is known. Without a gradient, Invariant is
+    Replicated."""
     if not isinstance(x, Tensor):
         return VARYING if isinstance(x, RankNumber) and axis in x.axes else ""
     letter: str = known_letters.get(x, {}).get(axis) or (

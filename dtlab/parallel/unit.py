@@ -23,7 +23,7 @@ from dtlab.parallel.types import VARYING, declare, known_letters
 
 
 def local_gradient(p: nn.Parameter) -> Any:
-    """What this rank's backward has computed, until it is reduced."""
+    """Return what this rank's backward has computed, until it is reduced."""
     return Tensor.grad.__get__(p)  # type: ignore[union-attr]
 
 
@@ -219,7 +219,7 @@ class Unit:
 
     @torch.no_grad()
     def take_row(self) -> None:
-        """What the user, or forward, has changed in the parameters holds from now on."""
+        """Keep what the user, or forward, has changed in the parameters."""
         self.check()
         if self.whole is not None:
             self.shard.copy_(self.row_of(self.whole))

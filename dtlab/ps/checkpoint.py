@@ -68,7 +68,7 @@ class Checkpoints:
         return path
 
     def load(self, server: int, clock: int) -> Any:
-        """What was saved; None if the file is missing, torn or corrupt."""
+        """Return what was saved; None if the file is missing, torn or corrupt."""
         data = self._body(server, clock)
         return None if data is None else torch.load(io.BytesIO(data), weights_only=False)
 

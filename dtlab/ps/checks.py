@@ -18,7 +18,7 @@ MOST = 1e18  # torch takes no larger factor
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
           known_already: dict[Key, Spec]) -> dict[Key, Spec]:
-    """What `init` is given, or `ConfigError`."""
+    """Return the specs of what `init` is given. Raises `ConfigError` for what can't be kept."""
     by_key(rank, "init", tensors)
     for key in tables - tensors.keys():
         raise ConfigError(f"rank {rank}: init has no tensor for the table {key!r}")

@@ -1,4 +1,4 @@
-"""Which pulls wait for which clocks. Each rule answers three questions, asked by the server's loop.
+"""Rules that say which pulls wait for which clocks. The server's loop asks each three questions.
 
 - `limit`: pulls of which iterations may be answered now?
 - `group`: how many pushes of a key make an update (0: those of one clock, when it closes)?
@@ -20,7 +20,7 @@ from dtlab.errors import ConfigError
 
 
 class Clocks:
-    """How many iterations each worker has behind it, as one server knows it."""
+    """The iterations that each worker has behind it, as one server knows it."""
 
     def __init__(self, workers: Iterable[int]):
         self.of = dict.fromkeys(workers, 0)  # of those that are still at work
@@ -34,13 +34,13 @@ class Clocks:
 
     @property
     def passed(self) -> int:
-        """How many workers have passed the clock that closes next."""
+        """The number of workers that have passed the clock that closes next."""
         return sum(clock > self.closed for clock in (*self.of.values(), *self.ended.values()))
 
     @property
     def taking_part(self) -> int:
-        """How many workers take part in the clock that closes next: those that have left have
-        passed it before."""
+        """The number of workers that take part in the clock that closes next: those that have left
+        have passed it before."""
         return len(self.of) + sum(clock > self.closed for clock in self.ended.values())
 
     def tick(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""What a server does about failures: checkpoints, and workers that fall silent."""
+"""A server's part in failures: checkpoints, and workers that fall silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker gets for a request that is under way."""
+"""The handle of a request that is under way."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Run = tuple[int, int]
 
 
 class Shard(NamedTuple):
-    """What one server holds of a key; numel: its elements."""
+    """The part of a key that one server holds; numel: its elements."""
 
     key: Key
     spec: Spec

@@ -1,4 +1,4 @@
-"""How ranks form a parameter server: every rank calls `join`, with equal arguments."""
+"""`join`, by which ranks form a parameter server: all call it, with equal arguments."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Return(NamedTuple):
 
 @dataclass
 class MasterLog:
-    """What the master has seen; `serve` returns it."""
+    """The record of what the master has seen; `serve` returns it."""
 
     master: int
     terms: list[Term] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Master:
         return self._comm.now() - heard_s > patience_s
 
     def _patience_s(self, rank: int) -> float:
-        """How long `rank` may be silent: longer if no other copy has everything."""
+        """Return how long `rank` may be silent: longer if no other copy has everything."""
         server = self._server_of[rank]
         old = self._views[server]
         now, _ = self._elections.get(server, (old, {}))
@@ -225,8 +225,8 @@ class Master:
         self._reports.add((src, *body[1:]))
 
     def _check_links(self) -> None:
-        """Who was reported unreachable and is a living copy is cut off from the reporter only.
-        Nobody can replace it for that, so nobody would ever go on."""
+        """End the run if a living copy was reported unreachable: it is cut off from the reporter
+        only, and no other may replace it for that, so no rank would ever go on."""
         reports, self._reports = self._reports, set()
         for src, other, server, epoch in sorted(reports):
             if (epoch == self._views[server].epoch and server not in self._elections

@@ -24,7 +24,7 @@ Buffers = Sequence[torch.Tensor | None]  # where a payload is received into; Non
 
 
 class Header(NamedTuple):
-    """What travels ahead of the payload. Sent as a plain tuple, which pickles to fewer bytes."""
+    """The header of a payload. Sent as a plain tuple, which pickles to fewer bytes."""
 
     received: int  # messages that I have received from you, so that you may reuse their memory
     sizes: tuple[tuple[str, int], ...]  # dtype and elements of each tensor of the payload

@@ -146,7 +146,7 @@ class ShardTransfers:
         self.sent: dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]] = {}
 
     def send(self, server: int) -> None:
-        """What `server` is given, to its head."""
+        """Send `server` what it is given, to its head."""
         body, payload = self.sent[server]
         self._endpoint.send(self._views[server].head, body, payload)
 

@@ -296,7 +296,7 @@ class Node:
 
     def _targets(self, verb: str, keys: Iterable[Key],
                  out: Mapping[Key, torch.Tensor]) -> tuple[Plan, list[torch.Tensor]]:
-        """How to ask for these keys, and where each shall go: to `out`, or to fresh memory."""
+        """Plan a request for these keys, and the tensors that they fill: of `out`, or new ones."""
         rank, device = self.comm.rank, self.comm.device
         plan = self._shards.plan(rank, tuple(checks.as_keys(rank, keys)))
         device = torch.device("meta") if plan.is_meta else device

@@ -13,12 +13,12 @@ Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elem
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """What headers call it."""
+    """Return the name of a dtype in headers."""
     return str(dtype).removeprefix("torch.")
 
 
 def grouped(sizes: Sequence[Size]) -> list[list[int]]:
-    """Which flat tensors travel as one: small ones of one dtype do.
+    """Group flat tensors that travel as one: small ones of one dtype do.
 
     >>> grouped([(torch.float32, 3), (torch.float32, 1 << 20), (torch.float32, 5)])
     [[0, 2], [1]]

@@ -1,4 +1,4 @@
-"""Which server holds what. Every node computes the same answer, so none needs to ask.
+"""The partition of keys among servers. Every node computes the same answer, so none needs to ask.
 
 The unit that is placed is an element of a dense tensor, a row of a table (an embedding), or, where
 hashing decides, a whole dense key. A *shard* is what one server holds of one key: a range of its
@@ -25,7 +25,7 @@ Shards = dict[Key, list[tuple[int, Units]]]  # key → (server, its units), serv
 
 
 class Spec(NamedTuple):
-    """What a key holds. `table`: its rows are pulled and pushed one by one."""
+    """The shape and dtype of a key. `table`: its rows are pulled and pushed one by one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,12 +38,12 @@ class Spec(NamedTuple):
 
     @property
     def units(self) -> int:
-        """How many units there are."""
+        """The number of units."""
         return self.shape[0] if self.table else math.prod(self.shape)
 
 
 class MetaSpec(Spec):
-    """Of a key without data, on the device "meta": only the time of its messages counts."""
+    """The spec of a key without data, on the device "meta": only its messages' time counts."""
 
 
 def has_data(specs: Iterable[Spec]) -> bool:

@@ -49,7 +49,7 @@ class View(NamedTuple):
 
 
 class Copy(Protocol):
-    """What a rule sees of the copy on this rank. Requests are numbered from 1, in their order."""
+    """The copy on this rank, as a rule sees it. Requests are numbered from 1, in their order."""
 
     me: int
     view: View  # in which this copy is a member
@@ -73,7 +73,7 @@ class Copy(Protocol):
 
 @dataclass(frozen=True)
 class Replication:
-    """How copies keep up with each other."""
+    """A rule by which copies keep up with each other."""
 
     @property
     def strong(self) -> bool:
@@ -85,7 +85,7 @@ class Replication:
         raise NotImplementedError
 
     def answers(self, view: View) -> int:
-        """Which copy answers."""
+        """Return the copy that answers."""
         raise NotImplementedError
 
     def order(self, members: tuple[int, ...], had: Mapping[int, int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a server keeps."""
+"""The state of a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtlab.ps.store import Entry, Store
 
 
 class Outbox(Protocol):
-    """How a server answers: through its node's `Endpoint`, or the `Replica` that it is part of."""
+    """A server's way to answer: its node's `Endpoint`, or the `Replica` that it is part of."""
 
     @property
     def answers(self) -> bool:
@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
 
 class ServerState:
-    """What a server keeps, and what failures and migration ask of it.
+    """The state of a server, and what failures and migration ask of it.
 
     number: which of `policy.servers` it is, or a copy of.
     """

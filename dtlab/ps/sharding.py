@@ -1,4 +1,4 @@
-"""Which server holds what of each key, as a worker knows it, and how requests are cut up."""
+"""The shards of each key, as a worker knows them, and the way requests are cut up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Slot(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a request for these keys is cut up. Made once: requests come again and again."""
+    """The cuts of a request for these keys. Made once: requests come again and again."""
 
     keys: tuple[Key, ...]
     specs: list[Spec]
@@ -120,7 +120,7 @@ class ShardMap:
             self.add(specs, its)
 
     def plan(self, rank: int, keys: tuple[Key, ...]) -> Plan:
-        """How to cut up a request for these keys; `ConfigError` if one is unknown."""
+        """Plan how to cut up a request for these keys. Raises `ConfigError` if one is unknown."""
         plan = self._plans.get(keys)
         if plan is None:
             if len(self._plans) >= PLANS:

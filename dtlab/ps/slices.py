@@ -30,7 +30,7 @@ class Slice:
 
     @cached_property
     def size(self) -> Size:
-        """Of what travels."""
+        """The dtype and the number of elements that travel."""
         width = self.x.shape[1] if self.x.ndim == 2 else 1
         where = self.where
         count = where.stop - where.start if isinstance(where, slice) else len(where)
@@ -58,7 +58,7 @@ class Slice:
         yield self.keys[0], self.x
 
     def without(self, bad: Collection[Key]) -> list[Slice | Bundle]:
-        """What is left when these keys are left out."""
+        """Return what is left without these keys."""
         return [] if self.keys[0] in bad else [self]
 
 
@@ -75,7 +75,7 @@ class Bundle:
 
     @cached_property
     def size(self) -> Size:
-        """Of what travels."""
+        """The dtype and the number of elements that travel."""
         return self.xs[0].dtype, sum(self.numels)
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class Bundle:
         return zip(self.keys, self.xs, strict=True)
 
     def without(self, bad: Collection[Key]) -> list[Slice | Bundle]:
-        """What is left when these keys are left out."""
+        """Return what is left without these keys."""
         left: list[Slice | Bundle] = []
         begin = 0
         for end in [*(i for i, key in enumerate(self.keys) if key in bad), len(self.keys)]:
@@ -129,12 +129,12 @@ def row_numbers(slices: Slices) -> Iterator[torch.Tensor]:
 
 
 def runs(slices: Iterable[Slice | Bundle]) -> tuple[Run, ...]:
-    """What a request names them by."""
+    """Return the runs by which a request names them."""
     return tuple(each.run for each in slices)
 
 
 def counts(slices: Iterable[Slice | Bundle]) -> tuple[int | None, ...]:
-    """How many rows of each are asked for; None: all that the server holds."""
+    """Count the rows of each that are asked for; None: all that the server holds."""
     return tuple(len(each.rows) if isinstance(each, Slice) and each.rows is not None else None
                  for each in slices)
 

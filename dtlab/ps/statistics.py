@@ -1,4 +1,4 @@
-"""What a server has seen, as `node.serve()` returns it."""
+"""The statistics of a server, as `node.serve()` returns them."""
 
 from __future__ import annotations
 

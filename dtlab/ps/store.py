@@ -94,7 +94,7 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """How many keys."""
+        """The number of keys."""
         return self.last - self.first
 
     @property
@@ -108,7 +108,7 @@ class Entry:
         return _real(self.value)
 
     def pull(self, worker: int, rows: torch.Tensor | None) -> torch.Tensor:
-        """What `worker` shall be sent, flat; not a copy unless of some rows."""
+        """Return what `worker` shall be sent, flat; not a copy unless of some rows."""
         self.read[worker] = self.version
         looked_at = rows if self.rule.looks_back else None
         self._on(looked_at, lambda w, state: self.rule.pulled(w, state, worker))
@@ -246,7 +246,7 @@ class Store:
                                  for _, alike in groupby(mine, key=Entry.history)]
 
     def _edge(self, number: int) -> int:
-        """Which entry begins at `number`; it is cut there if it does not."""
+        """Find the entry that begins at `number`; cut one there if none does."""
         i = bisect_left(self.entries, number, key=attrgetter("first"))
         if i < len(self.entries) and self.entries[i].first == number:
             return i

@@ -1,4 +1,4 @@
-"""What a server does with a gradient: w ← f(w, g, state).
+"""Update rules, by which a server applies a gradient: w ← f(w, g, state).
 
 A rule holds no state of its own; what it must remember of a key (momentum, backups) is in the
 `state` that the server keeps beside the weights. All rules work element by element, so a key may
@@ -35,7 +35,7 @@ class Update:
 
     def prepare(self, g: torch.Tensor, w: torch.Tensor, state: State, worker: int,
                 staleness: int) -> torch.Tensor:
-        """What `worker`'s push counts for; `staleness`: updates of the key since it pulled."""
+        """Return what the push counts for; `staleness`: the key's updates since `worker` pulled."""
         return g
 
     def step_(self, w: torch.Tensor, g: torch.Tensor, state: State, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What failures cost a long job: a simulation in which every rank-second is accounted for.
+"""The cost of failures for a long job: a simulation in which every rank-second is accounted for.
 
 `goodput` plays the failures of weeks on thousands of nodes in a second; the closed forms of
 `dtlab.cost` stand beside it, where they hold.

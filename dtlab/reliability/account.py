@@ -96,7 +96,7 @@ def goodput(
 
 @dataclass(frozen=True)
 class Goodput:
-    """What became of a job's rank-seconds.
+    """A job's rank-seconds, by what became of them.
 
     mttf_s: the mean time to failure that was expected of the job. failures: events that struck it.
     restarts: how often all loaded, or a group. timeline: the first 10,000 intervals; `row` gives

@@ -70,11 +70,11 @@ class Failures:
                 + len(self.at))
 
     def mean_s(self, bad: bool) -> float:
-        """How long a node lasts on average."""
+        """Return the mean lifetime of a node."""
         return DAY_S / (self.per_node_day * (self.bad_factor if bad else 1) or 1e-99)
 
     def lifetime_s(self, draws: random.Random, bad: bool) -> float:
-        """How long a new node lasts."""
+        """Draw the lifetime of a new node."""
         mean_s = self.mean_s(bad)
         share = 1 - draws.random()  # above 0, at most 1
         if self.spread == "uniform":
@@ -85,9 +85,9 @@ class Failures:
         return -mean_s * math.log(share)
 
     def residual_s(self, draws: random.Random, bad: bool) -> float:
-        """How long a node lasts that was in use long before the start, so that failures come at
-        their mean rate from the first day on: a moment falls into a life as often as that is long,
-        and anywhere in it."""
+        """Draw how long a node lasts that was in use long before the start, so that failures come
+        at their mean rate from the first day on: a moment falls into a life as often as that is
+        long, and anywhere in it."""
         if self.spread == "exponential":  # has no memory
             return self.lifetime_s(draws, bad)
         mean_s, left = self.mean_s(bad), 1 - draws.random()

@@ -1,4 +1,4 @@
-"""What happens when in virtual time."""
+"""The agenda of virtual time: what happens when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtlab.simulator.strands import Strand
 
 
 class Instant:
-    """What is due at one instant, in order of planning."""
+    """The events of one instant, in order of planning."""
 
     __slots__ = ("arriving", "calls", "entering", "timeouts", "waking")
 
@@ -33,7 +33,7 @@ class Agenda:
         self._times: list[float] = []  # their times, as a heap
 
     def at(self, when_s: float) -> Instant:
-        """What is due at virtual time `when_s`, to be added to."""
+        """Return what is due at virtual time `when_s`, to be added to."""
         if when_s == math.inf:
             raise ConfigError("the virtual clock can't hold that many seconds")
         instant = self._instants.get(when_s)

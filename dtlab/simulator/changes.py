@@ -1,4 +1,4 @@
-"""What changes on the links while a simulation runs: `Topology.changes`, applied in their order."""
+"""Changes of links while a simulation runs: `Topology.changes`, applied in their order."""
 
 from __future__ import annotations
 

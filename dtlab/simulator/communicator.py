@@ -265,7 +265,7 @@ class SimComm(Comm):
 
     @property
     def machine(self) -> Machine:
-        """Of the route from the first rank to the last, as if nothing else used it."""
+        """The costs of the route from the first rank to the last, as if nothing else used it."""
         topology = self._engine.topology
         if self.size < 2:
             return Machine(0.0, 0.0, self._engine.gamma)

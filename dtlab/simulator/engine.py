@@ -140,7 +140,7 @@ class Engine:
         self.deaths.died(rank)
 
     def _failed_links(self) -> str:
-        """Which failed links messages wait for, in words; "" if none."""
+        """Name the failed links that messages wait for, in words; "" if none."""
         ends = [self.topology.ends(link) for link in self._network.blocked()]
         links = ", ".join(f"{a} → {b}" for a, b in ends)
         return f": messages wait for a link that has failed: {links}" if links else ""

@@ -1,4 +1,4 @@
-"""What ranks have posted: messages, and the queues in which their two sides find each other."""
+"""The messages that ranks have posted, and the queues in which their two sides find each other."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Queue:
         return message
 
     def close(self) -> None:
-        """What waits here is lost, and all that would wait here later."""
+        """Lose what waits here, and all that would wait here later."""
         self.first, self.closed = None, True
 
     def __iter__(self) -> Iterator[PendingMessage]:
@@ -269,7 +269,7 @@ class Channels:
 
 
 def generation(context: tuple[Any, ...]) -> int:
-    """How often the run's ranks had called `shrink` before a communicator was made."""
+    """Count the calls of `shrink` before a communicator was made."""
     return context[0] if context and isinstance(context[0], int) else 0
 
 

@@ -1,4 +1,4 @@
-"""What Python and its libraries keep once a process, and each simulated rank has for itself."""
+"""The state that Python keeps once a process, and each simulated rank has for itself."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ IDLE: list[Any] = []  # NumPy's generators of ranks that have ended: to make one
 
 
 class ProcessState:
-    """What a process has once: the caller's at first, then that of one rank, whose strands share it
-    as threads do. It is kept and put back whenever a strand pauses, so without calls in between."""
+    """The state that a process has once: the caller's at first, then that of one rank, whose
+    strands share it as threads do. It is kept and put back whenever a strand pauses, so without
+    calls in between."""
 
     __slots__ = ("_generator", "_library", "_python")
     _python: tuple[Any, ...]

@@ -32,7 +32,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(pickled: bytes, classes: Classes | None) -> Any:
-    """What `dumps` has pickled, with instances of `classes`, as far as these hold them."""
+    """Load what `dumps` has pickled, with instances of `classes`, as far as these hold them."""
     before = CLASSES.set(classes)
     try:
         return pickle.loads(pickled)
@@ -46,8 +46,8 @@ class _Pickler(ReadablePickler):
 
 
 def of_rank(x: Any, reduced: Any, classes: Classes | None) -> Any:
-    """What to pickle in place of what cloudpickle has `reduced` `x` to. A class that goes by value
-    is noted in `classes`."""
+    """Return what to pickle in place of what cloudpickle has `reduced` `x` to. A class that goes by
+    value is noted in `classes`."""
     if not isinstance(x, type) or not isinstance(reduced, tuple) or len(reduced) < 6:
         return reduced
     make, args, state, *_ = reduced

@@ -1,4 +1,4 @@
-"""How fast each message moved, and when: worked out again from the trace of a simulation.
+"""The rates of messages over time: worked out again from the trace of a simulation.
 
 A trace says when messages began and ended, not how fast they were in between. To record every rate
 would burden all simulations for the few whose flows are looked at; so the flows of a trace are sent
@@ -43,8 +43,7 @@ class Stretch(NamedTuple):
 
     @property
     def link_rates(self) -> dict[int, float]:
-        """What each link carries, bytes per second, by its number; links without a message are
-        left out."""
+        """Bytes per second on each link, by its number; links without a message are left out."""
         rates: dict[int, float] = {}
         for flow in self.moving:
             for link in flow.links:
@@ -53,7 +52,7 @@ class Stretch(NamedTuple):
 
     @property
     def loads(self) -> dict[int, float]:
-        """What each link carries as a share of what it can, 0 to 1; links without a message are
+        """The load of each link, 0 to 1, as a share of its capacity; links without a message are
         left out."""
         capacity = self.capacity_Bps
         return {link: min(rate / capacity[link], 1.0) if capacity[link] else 0.0

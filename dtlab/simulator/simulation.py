@@ -191,7 +191,7 @@ class _Simulation:
         return self._first[rank].beside(0, lambda strand: self._body(strand, new=True))
 
     def _body(self, strand: strands.Strand, new: bool = False) -> None:
-        """What `strand` does, from its first moment to its last."""
+        """Run `strand`, from its first moment to its last."""
         _RANK.set(strand.rank)
         where = self.engine, strand.rank, self.ranks
         comm: Comm = communicator.SimComm(*where)
@@ -214,7 +214,7 @@ class _Simulation:
             self.engine.fail(strand.rank, error)
 
     def _explained(self, rank: int, error: BaseException) -> BaseException:
-        """What `simulate` raises when `rank` has raised `error`."""
+        """Return what `simulate` raises when `rank` has raised `error`."""
         if isinstance(error, (KeyboardInterrupt, NeedsThreads)):
             return error.with_traceback(None)  # frames hold graphs, which no collector looks into
         if isinstance(error, SystemExit):

@@ -1,4 +1,4 @@
-"""What `Comm.begin` begins: functions that run beside their rank, one after another."""
+"""Streams: functions that `Comm.begin` runs beside their rank, one after another."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Stream:
         return begun
 
     def _run(self, strand: Strand) -> None:
-        """What the stream's strand does, from its first moment to its last."""
+        """Run the stream's strand, from its first moment to its last."""
         strand.idle_since_s = self._engine.now
         while True:
             while not self._begun:

@@ -13,14 +13,14 @@ CRASHED = "crashed"  # what a strand "waits for" that `simulate(crash=…)` has 
 
 
 def table(strands: Sequence[Strand]) -> list[Waiting]:
-    """What each rank is doing, and each of its streams that has something to do."""
+    """Say what each rank is doing, and each of its streams that has something to do."""
     rows = {(strand.rank, strand.stream): strand for strand in strands  # the last life of a rank
             if not strand.stream or strand.is_busy()}
     return [_row(strand) for _, strand in sorted(rows.items())]
 
 
 def hint(strands: Sequence[Strand]) -> str:
-    """What went wrong, if ranks wait in different collectives, or for one that has left early."""
+    """Say what went wrong, if ranks wait in different collectives, or for one that left early."""
     return why_stuck(table(strands), [_label(s) for s in strands if s.is_busy()])
 
 
@@ -63,7 +63,7 @@ def _peer(message: PendingMessage, rank: int) -> str:
 
 
 def _label(strand: Strand) -> str:
-    """How the collective call in which `strand` waits is labelled; "" if it is in none."""
+    """Return the label of the collective call in which `strand` waits; "" if it is in none."""
     for message in open_messages(strand):
         return message.label
     return ""

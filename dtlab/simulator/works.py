@@ -1,4 +1,4 @@
-"""What `post` and `begin` return: something under way, to be waited for or cancelled."""
+"""The works that `post` and `begin` return: under way, to be waited for or cancelled."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Receiving(MessageWork):
 
 def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
             errors_only: bool = False) -> tuple[int, BaseException] | None:
-    """What is wrong with works that were not waited for: (rank, error). The errors of begun
+    """Find what is wrong with works that were not waited for: (rank, error). The errors of begun
     functions come first. Works of ranks that crashed don't count, nor do any once
     others have noticed a death: they may be works that nobody can complete."""
     works = [work for work in unwaited if work.rank not in crashed]

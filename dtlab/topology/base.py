@@ -1,4 +1,4 @@
-"""What a topology is, and the simplest one."""
+"""The class of all topologies, and the simplest one."""
 
 from __future__ import annotations
 

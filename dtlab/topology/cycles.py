@@ -54,7 +54,7 @@ def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | No
 
 
 def wires_of(topology: Topology, wire_Bps: float | None = None) -> Wires:
-    """How many wires lead from each rank to each other, without a switch in between; see
+    """Count the wires that lead from each rank to each other, without a switch in between; see
     `edge_disjoint_cycles`. Raises `ConfigError` if there are none."""
     links = {(a, b): data["bandwidth_Bps"] for a, b, data in topology.graph().edges(data=True)
              if isinstance(a, int) and isinstance(b, int)}

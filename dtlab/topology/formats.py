@@ -223,7 +223,7 @@ def _nccl(text: str, path: Path) -> Topology:
     hosts: dict[str, list[str]] = {}
 
     def add(above: str, element: ET.Element, host: int) -> None:
-        """What hangs below `element`, below the node `above`."""
+        """Add what hangs below `element` below the node `above`."""
         for child in element:
             name: Any = ranks.get(id(child), f"pci {child.get('busid')}" + f" of host {host}" * (
                 host > 0))

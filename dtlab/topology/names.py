@@ -98,7 +98,7 @@ def _sizes_of(builder: Callable[..., Topology]) -> list[inspect.Parameter]:
 
 
 def _usage(name: str) -> str:
-    """How to name this topology.
+    """Say how to name this topology.
 
     >>> _usage("nvswitch")
     'nvswitch:[GPUS], and key=value for latency_s, bandwidth_Bps, overhead_s'

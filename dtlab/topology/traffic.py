@@ -44,7 +44,7 @@ def send_together(comm: Comm, flows: Mapping[tuple[int, int], int], device: str 
 
 
 def link_bytes(topology: Topology, trace: Trace) -> dict[tuple[Node, Node], int]:
-    """How many bytes the messages of `trace` put on each link: (from, to) → bytes, one direction.
+    """Count the bytes of `trace` on each link: (from, to) → bytes, one direction.
 
     All links are there, also those that carried nothing. The trace may be simulated or measured:
     of a measured one, this says what its messages would put on the links of `topology`, rank r of

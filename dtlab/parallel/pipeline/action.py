@@ -1,4 +1,4 @@
-"""What a rank does in a pipeline, one thing at a time.
+"""The actions of a rank in a pipeline.
 
 An action is written as torch.distributed.pipelining writes it: stage, kind, micro-batch, as in 2F5.
 
@@ -19,7 +19,7 @@ Rows = Sequence[Sequence["Action"]]  # by rank, in order
 
 
 class Action(NamedTuple):
-    """Of `kind`, of `stage`, on micro-batch `micro`."""
+    """The action `kind` of `stage` on micro-batch `micro`."""
 
     stage: int
     kind: str
@@ -29,7 +29,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.micro}"
 
     def needs(self, stages: int) -> list[tuple[Action, ...]]:
-        """What has to be done before: of each tuple, one."""
+        """Return what must be done before: one action of each tuple."""
         stage, kind, micro = self
         if kind == "F":
             return [(Action(stage - 1, "F", micro),)] if stage else []
@@ -42,7 +42,7 @@ class Action(NamedTuple):
 
 
 def ranks_of(rows: Rows) -> dict[int, int]:
-    """Which rank each stage lies on."""
+    """Return the rank of each stage."""
     return {action.stage: rank for rank, row in enumerate(rows) for action in row}
 
 

@@ -87,7 +87,7 @@ class Pipeline:
     # ---- who hands what to whom ------------------------------------------------------------------
 
     def _handed_on(self, action: Action) -> Message | None:
-        """What the action makes for the stage after or before: named by the stage that gets it."""
+        """Return the message that the action makes, named by the stage that gets it, if any."""
         stage, kind, micro = action
         if kind == "F" and stage < self.schedule.stages - 1:
             return Action(stage + 1, "F", micro)

@@ -1,4 +1,4 @@
-"""What a stage hands on: tensors, in the containers that it returned."""
+"""The tensors that a stage hands on, in the containers that it returned."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
 
 
 def joined(*parts: Any) -> Tensor | None:
-    """What the last stage returned of each micro-batch, as of the batch."""
+    """Join the last stage's outputs of all micro-batches into those of the batch."""
     if parts[0] is None:
         return None
     for x in parts:

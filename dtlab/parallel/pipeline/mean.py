@@ -1,4 +1,4 @@
-"""Which mean the loss of a pipeline's batch is, however its targets are cut."""
+"""The mean over a pipeline's batch, however its targets are cut."""
 
 from __future__ import annotations
 

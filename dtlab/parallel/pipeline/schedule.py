@@ -32,7 +32,7 @@ class Schedule:
 
     @staticmethod
     def of(rows: Iterable[Iterable[Action]]) -> Schedule:
-        """Of any rows of actions."""
+        """Make a schedule of any rows of actions."""
         return Schedule(tuple(tuple(row) for row in rows))
 
     @property
@@ -42,7 +42,7 @@ class Schedule:
 
     @cached_property
     def stages(self) -> int:
-        """How many stages there are, on all ranks."""
+        """The number of stages on all ranks."""
         return 1 + max((action.stage for row in self.rows for action in row), default=-1)
 
     @cached_property
@@ -52,7 +52,7 @@ class Schedule:
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
-        """Which rank a stage lies on."""
+        """The rank of each stage."""
         return ranks_of(self.rows)
 
     def stages_of(self, rank: int) -> list[int]:
@@ -81,7 +81,7 @@ class Schedule:
 
     @staticmethod
     def parse(text: str) -> Schedule:
-        """Of a grid: a line for each rank, actions with blanks between, "." for nothing."""
+        """Read a grid: a line for each rank, actions with blanks between, "." for nothing."""
         if not isinstance(text, str):
             raise ConfigError(f"Schedule.parse takes text, not {text!r}")
         lines = [line for line in text.splitlines() if line.strip()]
@@ -96,7 +96,7 @@ class Schedule:
 
     @staticmethod
     def from_csv(text: str) -> Schedule:
-        """Of what torch's `_dump_csv` writes, or `to_csv`. Empty cells are idle; two actions that
+        """Read what torch's `_dump_csv` writes, or `to_csv`. Empty cells are idle; two actions that
         torch overlaps follow one another; messages (SEND_F, RECV_B, …), UNSHARD, RESHARD and
         REDUCE_GRAD, which torch's runtime adds, are left out: a run adds its own."""
         if not isinstance(text, str):

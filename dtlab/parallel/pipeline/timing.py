@@ -1,4 +1,4 @@
-"""How long a schedule takes, and what it holds meanwhile."""
+"""The time that a schedule takes, and the activations that it holds meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Spans = list[tuple[Action, float, float]]  # of one rank: action, start, end
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one step; lists are by rank, times in seconds.
+    """The timing of one step; lists are by rank, times in seconds.
 
     elapsed: from the first action's start to the last one's end. longest: the longest time from one
     rank's first action to its last: shorter than `elapsed` where ranks end one after the other, and
@@ -39,8 +39,8 @@ class Timing:
 
     @property
     def bubble_fraction(self) -> float:
-        """Of the time: (p−1)/(m+p−1) for GPipe and 1F1B. The zero-bubble paper's "bubble rate"
-        (Qi et al. 2024, §4.2)."""
+        """The share of the time: (p−1)/(m+p−1) for GPipe and 1F1B. The zero-bubble paper's
+        "bubble rate" (Qi et al. 2024, §4.2)."""
         return self.bubble / self.longest
 
     @property
@@ -86,7 +86,7 @@ def time_of(rows: Rows, stages: int, micro_batches: int, F: float, B: float, W: 
     longest = max(last - first for first, last in zip(start, end, strict=True))
 
     def most(**change: int) -> list[float]:
-        """Of each rank: the highest of the running sums of `change`, by an action's kind."""
+        """Return each rank's highest running sum of `change`, by an action's kind."""
         return [max(accumulate(change.get(action.kind, 0) for action in row)) / chunks
                 for row, chunks in zip(rows, share, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What a device does in a second, what software gets of it, and clusters of devices."""
+"""The rates of a device, the share of them that software reaches, and clusters of devices."""
 
 from __future__ import annotations
 

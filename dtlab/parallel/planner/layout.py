@@ -1,4 +1,4 @@
-"""How a training step can be laid out on a cluster, and all the ways to do so."""
+"""The ways to lay out a training step on a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_MICRO_BATCH = 64  # that `layouts` tries, as powers of two
 
 
 class Layout(NamedTuple):
-    """How a step is laid out. mesh: sizes of its axes, in any order, the last one varying fastest:
+    """A layout of a step. mesh: sizes of its axes, in any order, the last one varying fastest:
     pp stages; dp ranks with samples of their own, over which ZeRO shards, and dp_replicate copies
     of them (HSDP); ep ranks that share a layer's experts and have samples of their own; cp parts of
     the context; tp slices of each matrix.
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
 
     @property
     def starts(self) -> int:
-        """How many times the kernels of a layer's forward its backward starts: once for the inputs'
+        """The kernels that a layer's backward starts, in those of its forward: once for the inputs'
         gradients, once for the weights', and once to compute it again."""
         return 3 if self.recompute == "full" else 2
 

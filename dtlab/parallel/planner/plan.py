@@ -1,4 +1,4 @@
-"""What a step of a layout takes, term by term, and which layout takes the least."""
+"""The time of a layout's step, term by term, and the layout that takes the least."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
             precision: str | Recipe = "bf16", software: Software = EAGER,
             memory_bytes: float | None = None, headroom: float = HEADROOM,
             masked: bool = True, wire: Wires | None = None) -> Plan:
-    """What one step with `layout` takes: its terms are seconds of the step, by name.
+    """Predict one step with `layout`: its terms are seconds of the step, by name.
 
     precision: a name in `RECIPES`, or a recipe. software: how much of the device's rates it
     reaches. memory_bytes: what a rank has, by default the device's, of which it leaves the share
@@ -105,7 +105,7 @@ class Messages(NamedTuple):
 
 
 def messages_of(layout: Layout, work: RankWork, wire: Wires) -> Messages:
-    """Of one layer, each with nothing beside it."""
+    """Time the messages of one layer, each with nothing beside it."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
@@ -115,10 +115,10 @@ def messages_of(layout: Layout, work: RankWork, wire: Wires) -> Messages:
 
 
 def exposed(messages: Messages, layout: Layout, work: RankWork) -> Messages:
-    """What of them computation does not hide, with `layout.overlap_tp`: tensor parallelism's hide
-    behind matrix products, in backward behind those of the inputs' gradients alone if the weights'
-    come later; context parallelism's behind attention; experts' behind all of another
-    micro-batch's layer."""
+    """Return the part that computation does not hide with `layout.overlap_tp`: tensor parallelism's
+    messages hide behind matrix products, in backward behind those of the inputs' gradients alone
+    if the weights' come later; context parallelism's behind attention; experts' behind all of
+    another micro-batch's layer."""
     if not layout.overlap_tp:
         return messages
     later_s = work.weights_s if layout.schedule in HALVED else 0.0
@@ -176,8 +176,8 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
 
 def _free(layout: Layout, wire: Wires, messages: Messages, layer_s: tuple[float, float]
           ) -> Sequence[float]:
-    """Of a layer's forward and backward, the seconds in which parameters and gradients can travel
-    beside it: not while other messages do on the same wires, which are those of the same α."""
+    """Return the seconds of a layer's forward and backward in which parameters and gradients can
+    travel beside it: not while other messages do on wires of the same α."""
     alpha = wire_of(layout.mesh, ("dp", "ep", "cp"), wire).alpha
     busy = [seconds for name, seconds in zip(("tp", "cp", "ep"), messages, strict=True)
             if wire_of(layout.mesh, name, wire).alpha == alpha]

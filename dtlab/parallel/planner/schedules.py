@@ -49,7 +49,7 @@ def bubble_s(name: str, ranks: int, micro_batches: int, forward_s: float, backwa
 
 
 def in_flight(name: str, ranks: int, micro_batches: int, chunks: int, last: bool = False) -> float:
-    """Of how many micro-batches the first rank, or the last, holds activations, at most."""
+    """Return the most micro-batches whose activations the first rank, or the last, holds."""
     if name in CLOSED:
         return cost.micro_batches_in_flight(name, ranks, micro_batches, chunks, last)
     return schedule_of(name, ranks, micro_batches, chunks).time().held[-1 if last else 0]

@@ -1,4 +1,4 @@
-"""What the groups of one mesh axis get from a topology."""
+"""The wires that a topology gives the groups of one mesh axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtlab.topology import Topology
 
 
 class Wire(NamedTuple):
-    """What a message between neighbours of a group meets: α seconds, and β seconds a byte."""
+    """The wire between neighbours of a group: α seconds a message, and β seconds a byte."""
 
     alpha: float
     beta: float
@@ -70,7 +70,7 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
 
 
 def _groups(ranks: int, axes: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Of the ranks along these axes, (size, stride) of each, the innermost first."""
+    """Yield the groups of ranks along axes of these (size, stride), the innermost first."""
     group = [0]
     for size, stride in reversed(axes):
         group = [rank + place * stride for rank in group for place in range(size)]
@@ -90,7 +90,7 @@ def _sends(group: list[int], host_of: Callable[[int], int], rails: bool, exchang
 
 def wire_of(mesh: dict[str, int], names: str | tuple[str, ...], wire: Wires,
             exchange: bool = False) -> Wire:
-    """Of the groups along the axes `names` of a mesh together."""
+    """Return the wire of the groups along the axes `names` of a mesh together."""
     return _wire_of(tuple(mesh.items()), (names,) if isinstance(names, str) else names, wire,
                     exchange)
 

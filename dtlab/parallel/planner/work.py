@@ -1,4 +1,4 @@
-"""What one rank computes, sends and holds in a step, from the device and the model's shape."""
+"""The work of one rank in a step: what it computes, sends and holds."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ RECIPES = {
 
 
 class RankWork(NamedTuple):
-    """What one rank of the fullest stage does for one micro-batch; times without any messages, of
-    an average layer. Pairs are of forward and backward."""
+    """The work of one rank of the fullest stage for one micro-batch; times without any messages,
+    of an average layer. Pairs are of forward and backward."""
 
     stages: list[int]  # layers of each stage of the pipeline
     layers: int  # on this rank
@@ -84,14 +84,14 @@ class RankWork(NamedTuple):
         return sum(self.memory.values())
 
     def too_large(self, available: float) -> str:
-        """What the rank needs, if that is more than the `available` bytes, or empty."""
+        """Say what the rank needs, if that is more than the `available` bytes; else ""."""
         if self.memory_bytes <= available:
             return ""
         return f"needs {self.memory_bytes / 1e9:.4g} GB of {available / 1e9:.4g} GB"
 
 
 def stage_layers(shape: Shape, layout: Layout) -> list[int]:
-    """How many layers each stage has: as many, the first ones one more if they don't come out even.
+    """Return the number of layers of each stage: equal, or one more for the first ones.
     With `layout.balanced` the output layer takes the place of as many as it has parameters for, if
     that makes the largest stage smaller."""
     stages, output = layout.pp * layout.chunks, shape.vocab * shape.hidden / _used_parameters(shape)
@@ -110,7 +110,7 @@ def _tables(shape: Shape) -> int:
 
 
 def _used_parameters(shape: Shape) -> float:
-    """Of an average layer, those that a token meets."""
+    """Count the parameters of an average layer that a token meets."""
     unused: float = shape.expert_parameters
     if shape.experts:
         unused *= 1 - shape.experts.top / shape.experts.number
@@ -200,8 +200,8 @@ def _kept_elements(shape: Shape, layout: Layout, recompute: str) -> float:
 
 
 class Parameters(NamedTuple):
-    """Of one rank: those of an average layer without its routed experts, of these, and of the
-    embedding or the output layer; then all, without and of routed experts."""
+    """Numbers of one rank's parameters: of an average layer without its routed experts, of these,
+    of the embedding or the output layer; then all, without and of routed experts."""
 
     layer: float
     experts: float
@@ -258,8 +258,8 @@ def _memory(shape: Shape, layout: Layout, recipe: Recipe, own: list[int], share:
 
 def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, software: Software,
             masked: bool = True) -> RankWork:
-    """What one rank computes, sends and holds. masked: does the model's work count the half of
-    attention's scores that a causal mask hides?"""
+    """Return what one rank computes, sends and holds. masked: does the model's work count the half
+    of attention's scores that a causal mask hides?"""
     pp, tp, cp, itemsize = layout.pp, layout.tp, layout.cp, recipe.activation
     stages, full = stage_layers(shape, layout), layout.recompute == "full"
     own = [sum(stages[number] for number in stages_of(layout.schedule, pp, layout.chunks, rank))
