@@ -61,11 +61,11 @@ class Consistency:
     """The rule of bulk-synchronous training, which the others change where they differ."""
 
     def group(self, workers: int) -> int:
-        """How many pushes of a key make an update; 0: the close of a clock makes it."""
+        """Return how many pushes of a key make an update; 0: the close of a clock makes it."""
         return 0
 
     def quorum(self, workers: int) -> int:
-        """How many of the `workers` that take part must have passed a clock to close it."""
+        """Return how many of the `workers` that take part must have passed a clock to close it."""
         return workers
 
     def limit(self, clocks: Clocks) -> float:

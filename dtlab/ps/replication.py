@@ -134,7 +134,7 @@ class Chain(Replication):
         self.acknowledged(copy)
 
     def acknowledged(self, copy: Copy) -> None:
-        """What the tail has, all have: it says so, and the chain passes that on to its head."""
+        """Note what all copies have: the tail says what it has, and the chain passes that on."""
         for successor in copy.view.after(copy.me):
             copy.stable = max(copy.stable, copy.acknowledged.get(successor, 0))
         if copy.me == copy.view.tail:
