@@ -197,7 +197,7 @@ def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
 
 
 def _solution_cells(source: list[CodeCell]) -> dict[str, set[str]]:
-    """Of one of the course's notebooks: grade id → the functions that its solution defines."""
+    """Map grade ids of a notebook of the course to the functions that their solutions define."""
     return {cell.mark["grade_id"]: cell.functions for cell in source if cell.mark.get("solution")}
 
 

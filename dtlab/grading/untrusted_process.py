@@ -128,7 +128,7 @@ class UntrustedProcess:
 
 
 def _stat(task: Path) -> list[str]:
-    """What Linux says of a process or thread, its state first; nothing if it has ended."""
+    """Read Linux's status of a process or thread, its state first; empty if it has ended."""
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()
     except OSError:
