@@ -272,7 +272,7 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
 
 
 def _draw_foot(picture: Picture, frame: Frame) -> None:
-    """Which step this is, as a bar with one field a step; and what the signs mean."""
+    """Draw the current step, as a bar with one field a step; and the meaning of the signs."""
     axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)
     width = WIDTH_IN - 2 * MARGIN_IN
