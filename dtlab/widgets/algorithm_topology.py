@@ -1,4 +1,4 @@
-"""Which all-reduce on which wires? Choose cluster, size and algorithm; see which links it fills."""
+"""A comparison of all-reduces on wires, by cluster, size and algorithm, with the links filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom: choose a rule and how fast the workers are, and move through time."""
+"""A view of workers that wait: choose a rule and the workers' paces, and move through time."""
 
 from __future__ import annotations
 
