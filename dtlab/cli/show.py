@@ -1,4 +1,4 @@
-"""How the commands print: a table for people, JSON for scripts."""
+"""The output of commands: a table for people, JSON for scripts."""
 
 from __future__ import annotations
 
