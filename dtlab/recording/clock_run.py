@@ -40,7 +40,7 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True)
 class ClockRun:
-    """What all workers did until `end_s`, in virtual time, under one rule of consistency."""
+    """The work of all workers until `end_s`, in virtual time, under one rule of consistency."""
 
     name: str
     workers: int
@@ -59,12 +59,12 @@ class ClockRun:
         return {w: [i for i in self.iterations if i.worker == w] for w in self.ranks}
 
     def current(self, worker: int, at_s: float) -> Iteration | None:
-        """What `worker` is doing at that time; None before its first iteration and after all."""
+        """Return `worker`'s iteration then; None before its first iteration and after all."""
         found = [i for i in self.of[worker] if i.asked_s <= at_s]
         return found[-1] if found and at_s < found[-1].done_s else None
 
     def clock(self, worker: int, at_s: float) -> int:
-        """How many clocks `worker` has behind it then."""
+        """Count the clocks that `worker` has behind it then."""
         ended = [i.clock + 1 for i in self.of[worker] if i.done_s <= at_s]
         now = self.current(worker, at_s)
         return max([*ended, now.clock if now else 0, 0])
@@ -144,7 +144,7 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
         raise ConfigError(f"watch_clocks needs a worker and some time, not workers={workers}, "
                           f"end_s={end_s}")
     def body(comm: Comm) -> Any:
-        """Of the server: what it has watched. Of a worker: its times."""
+        """Run one node; return what the server has watched, or a worker's times."""
         watch = _Watch()
         node = ps.join(comm, consistency=consistency, update=watch)
         if node.is_server:

@@ -31,7 +31,7 @@ class Posted(NamedTuple):
 
 
 class Notes:
-    """What one rank did: every buffer it sent, received into or added to, after each change.
+    """The record of one rank: every buffer it sent, received into or added to, after each change.
 
     history[memory]: (when, copy of the whole buffer), oldest first.
     sent, received: its side of every message, in the order in which they were posted.
@@ -61,7 +61,7 @@ class Notes:
 
 
 def _copied(buffer: torch.Tensor) -> torch.Tensor:
-    """A copy in which memory that nobody has written yet (NaN, see `unwritten_is_nan`) is 0."""
+    """Return a copy in which memory not yet written (NaN, see `unwritten_is_nan`) is 0."""
     return buffer.nan_to_num(0.0, 0.0, 0.0) if buffer.is_floating_point() else buffer.clone()
 
 
