@@ -67,7 +67,7 @@ def pack(value: Any) -> int:
 
 
 def unpack(fd: int, *, close: bool = True) -> Any:
-    """What `pack` put into this file. Large arrays in it are private views of the file."""
+    """Load what `pack` put into this file. Large arrays in it are private views of the file."""
     try:
         size = os.fstat(fd).st_size
         everything = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE)
