@@ -1,7 +1,7 @@
 """Ranks that no launcher of ours watches: each watches its own waits, and they decide together.
 
 Ranks of one host share the status, as under `run`: a message that does not fit is refused before it
-moves. Hosts tell each other of waits that last, through the store of the process group. Which rank
+moves. Hosts tell each other of waits that last, through the store of the process group. The rank that
 first finds that nobody can go on writes the verdict into the store; every rank reads it there, and
 ends its waits by closing its connections.
 
