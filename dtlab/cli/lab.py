@@ -60,7 +60,7 @@ def copy_course(course: Path) -> tuple[Path, list[str]]:
 
 
 def copy_of(course: Path) -> Path:
-    """Where the learner's own copy of this course is."""
+    """Return the folder of the learner's own copy of this course."""
     return (Path.cwd() if course == INSTALLED else course) / COPY
 
 

@@ -26,7 +26,7 @@ def console() -> Console:
 
 
 def progress_console() -> Console:
-    """Where progress is shown: standard error, and only if a person watches it."""
+    """Return the console for progress: standard error, and only if a person watches it."""
     return Console(stderr=True, quiet=not sys.stderr.isatty())
 
 

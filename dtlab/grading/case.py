@@ -90,7 +90,7 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseFailure:
-    """Why a call gave no result.
+    """The reason why a call gave no result.
 
     kind: "raised", "deadlock", "pending", "hung", "died", "limit" or "skipped".
     """

@@ -55,7 +55,7 @@ def choose_sandbox(name: str | None = None) -> str:
 
 @cache
 def _obstacle(name: str) -> str:
-    """Why this sandbox does not work here; "" if it does."""
+    """Explain why this sandbox does not work here; "" if it does."""
     if name == "none":
         return ""
     if not can_restrict():

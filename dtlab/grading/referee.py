@@ -74,7 +74,7 @@ class Referee:
         return None
 
     def ended(self, error: DtlabError) -> CaseFailure:
-        """Why the simulation ended, though no rank's process has reported an error."""
+        """Explain why the simulation ended, though no rank's process has reported an error."""
         if not isinstance(error, Deadlock):
             return CaseFailure("raised", error=type(error).__name__, message=str(error))
         return deadlocked(error, [self._in_full(row) for row in error.waiting])

@@ -50,7 +50,7 @@ class HandIn:
 
     @property
     def when(self) -> str:
-        """When it was handed in, for people, by this machine's clock."""
+        """The time when it was handed in, for people, by this machine's clock."""
         if self.handed_in == datetime.min:
             return "at a time that is not known"
         return f"{self.handed_in.astimezone():%Y-%m-%d %H:%M %Z}"
@@ -177,7 +177,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def _problem_of(path: Path) -> str:
-    """Why this is no file to open; "" if it is one. A pipe or a device could never end."""
+    """Explain why this is no file to open; "" if it is one. A pipe or a device could never end."""
     told = path.lstat()
     if not _is_wanted(path):
         return NO_NOTEBOOK

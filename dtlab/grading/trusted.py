@@ -29,7 +29,7 @@ from dtlab.simulator import simulate
 
 def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: RankServer
                 ) -> Trials:
-    """Where memory is measured, or processes are real, each rank has a process of `server`."""
+    """Try `function`. If memory is measured, or processes are real, `server` starts the ranks."""
     sandbox = Sandbox(seal(function, getattr(function, "__name__", "answer")), server)
 
     def run_case(case: Case) -> Outcome:

@@ -85,8 +85,7 @@ class UntrustedProcess:
         return self.socket.recv(time.monotonic() + limit_s)
 
     def place(self, stream: int) -> str:
-        """In which of the learner's lines a stream of this sandboxed rank is; "" if it can't say.
-        """
+        """Ask which of the learner's lines a stream of this sandboxed rank is in; "" if unknown."""
         until_s = time.monotonic() + 1.0
         with suppress(FrameTimeout, ConnectionClosed, ProcessLookupError, AttributeError):
             os.kill(self.pid, signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""Where the servers live: the bytes on every link of a machine, and the time that they take."""
+"""The placement of servers: the bytes on every link of a machine, and the time that they take."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _chunk_handles(chunks: int) -> list[Patch]:
 
 
 def held_of(timing: Timing, plan: Schedule, rank: int) -> tuple[list[float], list[float]]:
-    """At which moments the activations that `rank` holds change, and to how many micro-batches."""
+    """Return when the activations that `rank` holds change, and to how many micro-batches."""
     change = {"F": 1.0, "B": -1.0, "W": -1.0}
     share = len(plan.stages_of(rank))
     moments, held = [0.0], [0.0]

@@ -70,7 +70,7 @@ class ClockRun:
         return max([*ended, now.clock if now else 0, 0])
 
     def blockers(self, waiting: Iteration, at_s: float) -> list[int]:
-        """For whom `waiting` waits at that time: those too far behind."""
+        """List the workers that `waiting` waits for at that time: those too far behind."""
         needed = waiting.clock - self.slack
         return [w for w in self.ranks if w != waiting.worker
                 and not any(i.done_s <= at_s and i.clock + 1 >= needed for i in self.of[w])]
@@ -83,7 +83,7 @@ class ClockRun:
 
     @cached_property
     def leads(self) -> list[tuple[float, int]]:
-        """For each read, in order: when, and by how many clocks it was ahead of the slowest."""
+        """Each read's time, in order, and the clocks by which it was ahead of the slowest."""
         return sorted((i.read_s, i.clock - min(self.clock(w, i.read_s) for w in self.ranks))
                       for i in self.iterations)
 

@@ -159,7 +159,7 @@ class ReplicaRun:
 
     @cached_property
     def died_s(self) -> float:
-        """When the victim sent its last message; infinity if no copy died."""
+        """The time of the victim's last message; infinity if no copy died."""
         if self.victim is None or self.values[self.victim] is not None:
             return math.inf
         return max((m.start_s for m in self.trace.transfers if m.src == self.victim), default=0.0)

@@ -13,7 +13,7 @@ from dtlab.machine import Machine
 
 
 class Region(NamedTuple):
-    """Where a tensor lies: `memory` is the address of its storage, the rest counts elements."""
+    """The place of a tensor: `memory` is the address of its storage, the rest counts elements."""
 
     memory: int
     first: int
@@ -75,7 +75,7 @@ def as_floats(x: Any) -> Any:
 
 
 def region_of(tensor: Any) -> Region | None:
-    """Where the data of a tensor lies; None for other objects, empty and scattered tensors."""
+    """Return the place of a tensor's data; None for other objects, empty and scattered tensors."""
     tensor = as_floats(tensor)
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
         return None

@@ -1,4 +1,4 @@
-"""Does it fit? A real model, ranks, a stage of ZeRO, and a device's memory."""
+"""The memory of a real model, by ranks, a stage of ZeRO, and a device's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where should the servers live? Choose, with numbers of your own, and see which link fills."""
+"""A view of placements of servers: choose one, with your own numbers; see which link fills."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def run_all(receive: Receive, nodes: int, schedules: Sequence[int],
 
 def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ...], stride: int
              ) -> Iterator[list[Crash]]:
-    """When the victims could die, one after the other: a moment for each of them."""
+    """Yield times at which the victims could die, one after the other: a moment for each."""
     if not victims:
         yield []
         return

@@ -125,8 +125,8 @@ def _run(name: str, paces: list[list[float]], staleness: float) -> Case:
 
 
 def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[float]]:
-    """When each worker begins each iteration under SSP: once it is free, and the slowest has ended
-    iteration c − s − 1."""
+    """Return the time at which each worker begins each iteration under SSP: once it is free, and
+    the slowest has ended iteration c − s − 1."""
     begins: list[list[float]] = [[] for _ in paces]
     ends: list[list[float]] = [[] for _ in paces]
     for c, worker in product(range(len(paces[0])), range(len(paces))):
