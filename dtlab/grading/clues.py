@@ -87,7 +87,7 @@ def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
 
 
 def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
-    """Explain the mistake of an in-place function: renamed, not copied, or on one rank only."""
+    """Explain the mistake of an in-place function: a name rebound, or one rank only is right."""
     ranks = [rank for rank, left in enumerate(wanted.leaves or ()) if left]
     right = [not any(difference("", *pair, wanted.rtol) for pair in _judged(
         [(wanted.leaves or ())[rank]], [outcome.after[rank]])) for rank in ranks]

@@ -102,7 +102,7 @@ def grade_notebooks(paths: Sequence[str | Path], solutions: str | Path | None = 
                     seed: int | None = None, sandbox: str | None = None) -> list[NotebookReport]:
     """Grade several notebooks of one learner, as `grade_notebook` would each: what can't be graded
     has a report that says why. They share a process that judges, and the servers that fork theirs:
-    loading torch takes as long as grading. A notebook that ends one of them spoils no other."""
+    loading torch takes as long as grading. A notebook that ends one of them affects no other."""
     box = choose_sandbox(sandbox)
     folder = course_folder(solutions)
     if box == "nobody":

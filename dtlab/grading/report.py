@@ -73,7 +73,7 @@ class Report:
 
     @property
     def hints(self) -> list[str]:
-        """The hints at what to look at, the first one first, each once."""
+        """The hints of the rows, in order, each once."""
         return list(dict.fromkeys(row.hint for row in self.rows if row.hint))
 
     def to_dict(self) -> dict[str, Any]:

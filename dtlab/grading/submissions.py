@@ -112,7 +112,7 @@ def find_each(paths: Iterable[Path], unpacked: Path) -> list[HandIn]:
 
 def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
     """Every file below `folder`, and each folder that is empty, a link, or can't be read; with what
-    is wrong with the latter. Hidden files are no hand-ins."""
+    is wrong with the latter. Hidden files don't count as hand-ins."""
     unread: list[OSError] = []
     for where, folders, files in os.walk(folder, onerror=unread.append):  # follows no links
         for name in folders:

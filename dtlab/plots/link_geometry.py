@@ -44,7 +44,7 @@ class Geometry:
 
 
 def _box(node: Node, x: float, y: float) -> Box:
-    """Return the box in which a node is drawn, about."""
+    """Return roughly the box in which a node is drawn."""
     half = 0.26 if isinstance(node, int) else 0.12 + 0.05 * len(node)
     return x - half, y - 0.26, x + half, y + 0.26
 

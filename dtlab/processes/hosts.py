@@ -56,7 +56,7 @@ def _meet(store: dist.Store, rank: int, size: int, about: str, timeout_s: float)
 
     torchrun's store outlives a restart, and so do the addresses of ranks that have died. Rank 0
     names a new part; another rank tells its own name there, and goes on once rank 0 has repeated
-    that: in the part of a dead rank 0 none goes on.
+    that: no rank goes on in the part of a dead rank 0.
     """
     until, name = time.monotonic() + timeout_s, uuid.uuid4().hex
     others = range(1, size)

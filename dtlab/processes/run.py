@@ -122,7 +122,7 @@ def launch(
 
 
 def introduce(comm: Comm) -> str:
-    """Return which process the rank is: work for ranks if you have no other."""
+    """Return the name of the rank's process: an example of a function for ranks."""
     return f"process {os.getpid()}"
 
 

@@ -1,4 +1,4 @@
-"""A comparison of all-reduces on wires, by cluster, size and algorithm, with the links filled."""
+"""A widget of all-reduces on wires: choose cluster, size and algorithm; see the links filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A view of workers that wait: choose a rule and the workers' paces, and move through time."""
+"""A widget of workers and their waits: choose a rule and paces, and move through time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A view of placements of servers: choose one, with your own numbers; see which link fills."""
+"""A widget of placements of servers: choose one, with your own numbers; see which link fills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A view of pipeline schedules, with choices of costs, and cells of the grid to change."""
+"""A widget of pipeline schedules: choose one and its costs, and change cells of its grid."""
 
 from __future__ import annotations
 

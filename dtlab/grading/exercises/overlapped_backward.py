@@ -63,7 +63,7 @@ def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[[int]
 
 
 def _exposed(case: Case, outcome: Outcome) -> Verdict:
-    """Judge the time exposed: allowed is that of reductions, one at a time, begun at once."""
+    """Compare exposed time with reductions begun once their gradients are there, one at a time."""
     gradients, seconds = case.facts["gradients"], case.facts["seconds"]
     computed = reduced = 0.0
     for gradient, layer_s in zip(reversed(gradients), reversed(seconds), strict=True):

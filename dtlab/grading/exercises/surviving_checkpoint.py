@@ -106,7 +106,7 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
 
 
 class Plan(NamedTuple):
-    """The fates of the processes that share a disk: each kill ends one; of the last two, one saves
+    """A plan for the processes that share a disk: each kill ends one; of the last two, one saves
     and ends, and one loads. damage: the index of the file that is damaged at last, if there are as
     many files; all of its bytes, or one bit."""
 
