@@ -23,7 +23,7 @@ WARM_UP = 4  # before each 4 calls that are timed, one is not: caches hold what 
 
 
 def in_a_row(nbytes: int) -> int:
-    """How many calls are timed together, as in nccl-tests: 20, fewer where that would take long."""
+    """Return the number of calls timed together, as in nccl-tests: 20, fewer if that takes long."""
     return min(20, max(1, (32 << 20) // max(nbytes, 1)))
 
 
@@ -47,7 +47,7 @@ def _choice(given: str, known: list[str]) -> str:
 
 
 def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> int:
-    """How many elements the whole vector has. Raises `ConfigError` if `nbytes` does not fit."""
+    """Count the elements of the whole vector. Raises `ConfigError` if `nbytes` does not fit."""
     check_whole("nbytes", nbytes, 0)
     check_whole("ranks", ranks)
     if not isinstance(dtype, torch.dtype):

@@ -1,4 +1,4 @@
-"""How fast the collectives are on this machine, beside torch.distributed's own."""
+"""The speed of the collectives on this machine, beside torch.distributed's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long it takes until N processes form a group, meet at one barrier, and are gone."""
+"""The time until N processes form a group, meet at one barrier, and are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a push and a pull are on this machine, beside torch's RPC and bare Gloo."""
+"""The speed of a push and a pull on this machine, beside torch's RPC and bare Gloo."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RATE = 1e-3  # of learning: what the server multiplies gradients by
 
 
 class Contestant(NamedTuple):
-    """What one rank does: for a round trip, and once all is measured."""
+    """The work of one rank: for a round trip, and once all is measured."""
 
     trip: Callable[[], object]
     end: Callable[[], object]

@@ -108,7 +108,7 @@ def dtlab_command(
 
 
 def main() -> None:
-    """What the `dtlab` script calls."""
+    """Run the command line: the entry point of the `dtlab` script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack ✓ or µ
             stream.reconfigure(errors="replace")

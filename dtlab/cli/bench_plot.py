@@ -45,7 +45,7 @@ def bandwidths(rows: Sequence[Row]) -> Picture:
 
 
 def starts(rows: Sequence[Start]) -> Picture:
-    """How long each launcher takes, on a logarithmic axis: dots, as bars would need a zero."""
+    """Draw the time of each launcher on a logarithmic axis: dots, as bars would need a zero."""
     title = f"Starting {rows[0].ranks} processes (measured)"
     note = f"median of up to {rows[0].repeats} repetitions; bars: fastest to slowest"
     with page(11, 1.9 + 0.6 * len(rows), title, note) as picture:

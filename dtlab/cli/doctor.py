@@ -29,7 +29,7 @@ SIGNS = {"ok": "✓", "note": "–", "fault": "✗"}
 
 
 class Finding(NamedTuple):
-    """What one check found. A note is worth knowing; only a fault must be repaired."""
+    """The result of one check. A note is worth knowing; only a fault must be repaired."""
 
     name: str
     state: str  # "ok" | "note" | "fault"
@@ -110,7 +110,7 @@ def course() -> Finding:
 
 
 def sandbox() -> Finding:
-    """What `dtlab grade` shuts other people's code into."""
+    """Check the sandbox in which `dtlab grade` runs other people's code."""
     from dtlab.grading.isolation import choose_sandbox
 
     try:

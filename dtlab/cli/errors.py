@@ -60,7 +60,7 @@ def tells_errors() -> bool:
 
 
 def sentence(error: Exception) -> str:
-    """What to tell the person. dtlab's own errors are written for them already."""
+    """Return the message for the user. dtlab's own errors are written for users already."""
     if isinstance(error, RankFailed) and isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)  # bad input, which a rank has noticed
     if isinstance(error, DtlabError):

@@ -40,8 +40,8 @@ def course_folder(start: Path | None = None) -> Path:
 
 
 def copy_course(course: Path) -> tuple[Path, list[str]]:
-    """The learner's own copy of chapters and exercises, and which of them have been revised since
-    the learner began to change the copy. What the learner has changed is never overwritten."""
+    """Copy chapters and exercises for the learner; return the copy's folder, and the names of those
+    revised since the learner changed the copy. Files that the learner changed stay as they are."""
     mine, revised = copy_of(course), []
     mine.mkdir(exist_ok=True)
     record = mine / ".copied.json"  # what was copied: name → hash
@@ -60,7 +60,7 @@ def copy_course(course: Path) -> tuple[Path, list[str]]:
 
 
 def copy_of(course: Path) -> Path:
-    """Where the learner's own copy of this course is."""
+    """Return the folder of the learner's own copy of this course."""
     return (Path.cwd() if course == INSTALLED else course) / COPY
 
 
@@ -69,7 +69,7 @@ def _hash(path: Path) -> str:
 
 
 def command_line(folder: Path, browser: bool, port: int) -> list[str]:
-    """How JupyterLab is started: at the first chapter of `folder`, as `lab_config.py` says."""
+    """Return the command to start JupyterLab at `folder`'s first chapter, with `lab_config.py`."""
     words = [sys.executable, "-m", "jupyterlab",
              f"--config={Path(__file__).with_name('lab_config.py')}",
              f"--ServerApp.root_dir={folder}", f"--ServerApp.port={port}",
@@ -87,7 +87,7 @@ def first_page(folder: Path) -> str:
 
 
 def free_port(first: int = 8888) -> int:
-    """The first port from `first` on that nobody listens on."""
+    """Return the first port from `first` on that no process listens on."""
     for port in range(first, min(first + 100, 2**16)):
         with socket.socket() as attempt:
             if attempt.connect_ex(("127.0.0.1", port)):

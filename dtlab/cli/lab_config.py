@@ -1,4 +1,4 @@
-"""What `dtlab lab` wants of JupyterLab; read after a user's own configuration, so that it wins."""
+"""JupyterLab's settings for `dtlab lab`; read after a user's own, so that these win."""
 
 import os
 import warnings

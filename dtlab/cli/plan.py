@@ -34,7 +34,7 @@ def named_shape(name: str) -> Shape:
 
 
 def as_json(plan: Plan, tokens: int) -> dict[str, object]:
-    """What the table says of it, and more."""
+    """Return the table's values of a plan, and more, for JSON."""
     return {
         "layout": plan.layout._asdict(),
         "step_s": plan.step_s if not plan.why_not else None,
@@ -60,7 +60,7 @@ def plan(
 ) -> None:
     """Layouts of a model on a cluster, the fastest first, and the nearest of those that don't fit.
 
-    What is within the planner's error of the fastest is marked with ≈: it can't be told apart.
+    Layouts within the planner's error of the fastest are marked with ≈: they can't be told apart.
     """
     from dtlab.parallel import planner
     from dtlab.units import bytes_text, seconds_text

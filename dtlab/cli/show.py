@@ -1,4 +1,4 @@
-"""How the commands print: a table for people, JSON for scripts."""
+"""The output of commands: a table for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def console() -> Console:
 
 
 def progress_console() -> Console:
-    """Where progress is shown: standard error, and only if a person watches it."""
+    """Return the console for progress: standard error, and only if a person watches it."""
     return Console(stderr=True, quiet=not sys.stderr.isatty())
 
 

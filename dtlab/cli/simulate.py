@@ -61,8 +61,8 @@ def cluster_of(name: str, ranks: int | None, latency: str | None,
 
 def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtype: torch.dtype,
         machine: AlphaBeta | None, gamma: float, options: Options) -> dict[str, Any]:
-    """What the simulation says, beside what the closed form says of a uniform cluster, where no
-    algorithm has options."""
+    """Return the simulation's results, beside those of the closed form for a uniform cluster, where
+    no algorithm has options."""
     ranks, size = result.ranks, dtype.itemsize
     messages, sent_bytes = [0] * ranks, [0] * ranks
     for message in result.trace.transfers:

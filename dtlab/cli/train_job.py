@@ -1,4 +1,4 @@
-"""What `dtlab train` has its ranks do, and which jobs make no sense."""
+"""The job that `dtlab train` runs on its ranks, and the check of its options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINE = "step {} loss {}"
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks are to do; the options of the command by name. first: its first step."""
+    """The work of all ranks; the options of the command by name. first: its first step."""
 
     axes: dict[str, int]
     config: GPTConfig
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def model(self) -> dict[str, Any]:
-        """What a checkpoint's model must have in common with this one's."""
+        """The sizes and type that a checkpoint's model must have in common with this one's."""
         sizes = asdict(self.config)
         return {name: sizes[name] for name in ("layers", "hidden", "heads", "context")} | {
             "dtype": self.dtype}
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass
 class Trained:
-    """Of one rank: loss and seconds of each step; the most bytes its tensors took in the last."""
+    """A rank's results: loss and seconds of each step; peak bytes of its tensors in the last."""
 
     losses: list[float]
     seconds: list[float]
@@ -66,7 +66,7 @@ class Trained:
 
 
 def train_rank(comm: Comm, job: Job) -> Trained:
-    """What each rank does."""
+    """Run one rank's part of the job."""
     gpt = GPT(job.config, seed=job.seed, dtype=DTYPES[job.dtype]).to(comm.device)
     model, optimizer = hybrid(
         gpt, Mesh(comm, **job.axes), micro_batches=job.micro_batches,
@@ -157,7 +157,7 @@ def check(job: Job) -> None:
 
 
 def first_step(job: Job, folder: Path) -> int:
-    """How many steps the checkpoint has taken. Raises `ConfigError` if its model is another one."""
+    """Return the checkpoint's number of steps. Raises `ConfigError` if its model is another one."""
     about = read_extra(folder)
     try:
         step, saved = int(about["step"]), {name: about[name] for name in job.model}

@@ -79,7 +79,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def taken_out(library: Sequence[str]) -> list[str]:
-    """Of a library ("collectives", "-collectives.trees"), the modules that it is without."""
+    """Return the modules that a library ("collectives", "-collectives.trees") excludes."""
     return [part[1:] for part in library if part.startswith("-")]
 
 

@@ -1,4 +1,4 @@
-"""What the referee tries, and with what result: plain data, no behaviour."""
+"""The cases that the referee tries, and their outcomes: plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ ANY = _Any()
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an oracle says of a case: lists by rank, of numbers, texts, tensors, and collections of
-    them. What is `ANY` is not judged."""
+    """An oracle's answer to a case: lists by rank, of numbers, texts, tensors, and collections of
+    them. Values that are `ANY` are not judged."""
 
     returns: Sequence[Any] | None = None  # what the function returns; None: not judged
     leaves: Sequence[Any] | None = None  # its arguments afterwards, a tuple; None: not judged
@@ -79,18 +79,18 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks that take part."""
         return len(self.args)
 
     @property
     def network(self) -> Topology:
-        """What its messages cross."""
+        """The topology that its messages cross."""
         return self.cluster or uniform(self.ranks, self.latency_s, self.bandwidth_Bps)
 
 
 @dataclass(frozen=True)
 class CaseFailure:
-    """Why a call gave no result.
+    """The reason why a call gave no result.
 
     kind: "raised", "deadlock", "pending", "hung", "died", "limit" or "skipped".
     """
@@ -120,12 +120,12 @@ class Outcome:
     failure: CaseFailure | None = None
 
     def printed_by(self, rank: int) -> str:
-        """What this rank has printed, as far as it is known."""
+        """Return what this rank has printed, as far as it is known."""
         return self.printed[rank] if rank < len(self.printed) else ""
 
 
 def counted(count: float, noun: str) -> str:
-    """How a number of things stands in the table.
+    """Format a number of things for the table.
 
     >>> counted(1, "round"), counted(1500, "round")
     ('1 round', '1,500 rounds')
@@ -136,7 +136,7 @@ def counted(count: float, noun: str) -> str:
 
 def describe_case(ranks: int, shape: int | tuple[int, ...] | None = None,
                   dtype: torch.dtype | None = None) -> str:
-    """How a case stands in the table.
+    """Describe a case for the table.
 
     >>> describe_case(4, (2, 3), torch.float32)
     '4 ranks, 2×3 × float32'

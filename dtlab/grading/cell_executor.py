@@ -17,7 +17,7 @@ CELLS_LIMIT_S = 20.0  # of all cells, also where they run again without one that
 
 
 class Executed(NamedTuple):
-    """What executing the cells of a notebook gave."""
+    """The result of executing the cells of a notebook."""
 
     functions: dict[str, Submission]  # by name
     troubles: dict[str, str]  # grade id → what went wrong in its cell
@@ -57,7 +57,7 @@ def execute_cells(server: RankServer, cells: list[SubmittedCell], names: list[st
 
 
 class _End(NamedTuple):
-    """How an execution of the cells ended."""
+    """The end of one execution of the cells."""
 
     ended_in: int | None = None  # this cell; None: all were executed
     why: str = ""

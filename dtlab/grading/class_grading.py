@@ -39,9 +39,10 @@ def grade_class(
     sandbox: str | None = None, course: Path | None = None, deadline: datetime | None = None,
     watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda each, total: each,
 ) -> list[Graded]:
-    """Grade what lies below `folder`, `jobs` batches at a time; what was graded before, with the
-    same seed, checks and course, is taken from `out`. Of two hand-ins of one learner for the same
-    notebook the later one counts; of two of the same time, or in one zip, the one saved later.
+    """Grade the hand-ins below `folder`, `jobs` batches at a time; reports of an earlier call with
+    the same seed, checks and course are taken from `out`. If a learner has two hand-ins for the
+    same notebook, the later one counts; if they are of the same time, or in one zip, the one saved
+    later.
 
     watch: sees the hand-ins as they are done. Raises `ConfigError` if there is nothing to grade, no
     sandbox, or if `out` lies in `folder`.
@@ -95,7 +96,7 @@ def grade_class(
 
 
 def batches(hand_ins: Iterable[HandIn]) -> list[list[HandIn]]:
-    """What is graded together: at most `TOGETHER` hand-ins of one learner, or of none by name."""
+    """Split the hand-ins into batches of at most `TOGETHER`, each of one learner or of no name."""
     by_learner: dict[str, list[HandIn]] = {}
     for each in hand_ins:
         by_learner.setdefault(each.learner, []).append(each)

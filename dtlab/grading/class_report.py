@@ -32,7 +32,7 @@ class LearnerRow:
 
     @property
     def reports(self) -> list[Report]:
-        """Of the exercises that count."""
+        """The reports on the exercises that count."""
         return [report for each in self.graded if each.counts for report in each.report.exercises]
 
     @property
@@ -53,7 +53,7 @@ class LearnerRow:
 
     @property
     def notes(self) -> list[str]:
-        """What a teacher should look at."""
+        """The problems that a teacher should look at."""
         found = [] if self.graded else ["nothing was handed in"]
         for each in self.graded:
             name = each.hand_in.name
@@ -137,7 +137,7 @@ def _plain_cell(text: str) -> str:
 
 
 def gradescope_results(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """What Gradescope reads: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
+    """Format for Gradescope: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
     tests = [
         {"name": f"{report.exercise}: {row.name}", "score": row.points, "max_score": row.max_points,
          "status": "passed" if row.passed else "failed", "visibility": "visible",
@@ -160,7 +160,7 @@ def _written(rows: Sequence[LearnerRow]) -> list[Report]:
 
 
 def _histogram(rows: Sequence[LearnerRow]) -> list[int]:
-    """How many learners earned 0–9, 10–19, … 90–99, 100 percent."""
+    """Count the learners who earned 0–9, 10–19, … 90–99, 100 percent."""
     counts = Counter(int(10 * row.points / row.max_points) for row in rows if row.max_points)
     return [counts[tenth] for tenth in range(11)]
 

@@ -68,7 +68,7 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
 
 
 def _judged(leaves: Sequence[Any] | None, after: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """What came of the arguments that are judged, and what is right."""
+    """Pair each judged argument, as the function left it, with its right value."""
     return [pair for came, left in zip(after, leaves or (), strict=False)
             for pair in zip(came, left, strict=False) if pair[1] is not ANY]
 
@@ -87,7 +87,7 @@ def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
 
 
 def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
-    """Of a function that works in place: renamed instead of copied, or done on one rank only."""
+    """Explain the mistake of an in-place function: a name rebound, or one rank only is right."""
     ranks = [rank for rank, left in enumerate(wanted.leaves or ()) if left]
     right = [not any(difference("", *pair, wanted.rtol) for pair in _judged(
         [(wanted.leaves or ())[rank]], [outcome.after[rank]])) for rank in ranks]

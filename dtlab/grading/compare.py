@@ -80,10 +80,10 @@ def _digits(x: Any, other: Any) -> str:
 
 
 class Fingerprint(NamedTuple):
-    """What an answer has left behind, in a few numbers: two weighted sums of all its numbers, and
-    the sum of their amounts; and a hash of all else: texts, lengths, shapes.
+    """An answer's result in a few numbers: two weighted sums of all its numbers, and the sum of
+    their absolute values; and a hash of all else: texts, lengths, shapes.
 
-    Equal answers have equal fingerprints, up to rounding; and others, but for chance, do not.
+    Equal answers have equal fingerprints, up to rounding; others do so only by chance.
     """
 
     kind: str
@@ -105,7 +105,7 @@ _IRRATIONAL = 5**0.5 / 2, 2**0.5  # the fractional parts of their multiples are 
 
 
 def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
-    """Of numbers, texts, tensors, and collections of them. sent: bytes, by rank."""
+    """Fingerprint numbers, texts, tensors, and collections of them. sent: bytes, by rank."""
     words: list[str] = []
     numbers: list[np.ndarray[Any, Any]] = [np.zeros(0)]
     rtol, room = 1e-7, _MOST_NUMBERS

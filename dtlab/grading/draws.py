@@ -1,5 +1,5 @@
-"""The inputs of exercises. Each draw begins with a hash of the seed, the case and the rank: nobody
-finds from what one rank is given what another has."""
+"""The inputs of exercises. Each draw begins with a hash of the seed, the case and the rank: the
+inputs of one rank tell nothing about another's."""
 
 from __future__ import annotations
 

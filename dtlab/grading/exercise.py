@@ -39,7 +39,7 @@ WITH_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may 
 
 
 class Verdict(NamedTuple):
-    """What a check says of one case. `shows`: what it has looked at (numbers, tensors, texts; by
+    """A check's verdict on one case. `shows`: what it has looked at (numbers, tensors, texts; by
     default the words of `came`): answers that show the same have made the same mistake. `clue`: the
     mistake, where the result itself tells it, as the error of a schedule does."""
 
@@ -59,8 +59,8 @@ Judge = Callable[[Case, Outcome], Verdict]
 class Check:
     """One row of the report: all its cases must pass to earn its points.
 
-    What an answer costs counts once its values are right: such a check has `provided`, the judge of
-    the values, and is not looked at unless the exercise's first check passes.
+    The cost of an answer counts once its values are right: such a check has `provided`, the judge
+    of the values, and is not looked at unless the exercise's first check passes.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Exercise:
 
     @property
     def points(self) -> float:
-        """What a right answer earns."""
+        """The points that a right answer earns."""
         return whole(sum(check.points for check in self.build(0)))
 
 

@@ -160,7 +160,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Opaque(str):
-    """What is neither number, text, tensor nor a collection of those: its `repr`."""
+    """A value that is neither number, text, tensor nor a collection of those: its `repr`."""
 
 
 def encode(value: Any, blobs: list[Blob]) -> Any:
@@ -190,8 +190,8 @@ def encode(value: Any, blobs: list[Blob]) -> Any:
 
 
 def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
-    """What `encode` made, back again. Builds plain values only, whatever comes in; and no set of
-    them takes long: many larger numbers could be made to have one hash."""
+    """Decode what `encode` made. Builds plain values only, whatever comes in; and no set of them
+    takes long: many larger numbers could be made to have one hash."""
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     kind, content = tree

@@ -1,4 +1,4 @@
-"""Where a submission's processes run: what they can see of this machine.
+"""The sandbox of a submission's processes: what they can see of this machine.
 
     bubblewrap  in namespaces of their own, without network, with nothing in sight but Python, its
                 libraries and the parts of this package that the answer may use; a home in memory,
@@ -55,7 +55,7 @@ def choose_sandbox(name: str | None = None) -> str:
 
 @cache
 def _obstacle(name: str) -> str:
-    """Why this sandbox does not work here; "" if it does."""
+    """Explain why this sandbox does not work here; "" if it does."""
     if name == "none":
         return ""
     if not can_restrict():
@@ -112,7 +112,7 @@ def _popen_options(sandbox: str) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """What a submission sees of the environment: nothing of the teacher's."""
+    """Return the environment that a submission sees: nothing of the teacher's."""
     own = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
            "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1",
            "MPLCONFIGDIR": "/tmp",  # matplotlib can't be imported without one that seems writable

@@ -70,8 +70,7 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
 
 
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function(*args)` returns in a process that the caller's has not touched, and that may
-    fork."""
+    """Call `function(*args)` in a process that the caller's has not touched, and that may fork."""
     return launch(_alone, (function, args), 1, timeout=LIMIT_S).values[0]
 
 

@@ -126,7 +126,7 @@ def _set_beside(function: Callable[..., Any]) -> set[str]:
 
 
 def _top_names() -> tuple[set[str], set[str]]:
-    """What the notebook's cells define, as a class does, and what else they assign."""
+    """Return the names that the notebook's cells define, as a class does, and others assigned."""
     kept, assigned = set[str](), set[str]()
     for file in [file for file in linecache.cache if not os.path.exists(file)]:
         with contextlib.suppress(SyntaxError):

@@ -1,4 +1,4 @@
-"""What a learner's code did wrong, and in which of its lines, as text."""
+"""The errors of a learner's code, and the lines that made them, as text."""
 
 from __future__ import annotations
 

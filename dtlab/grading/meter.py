@@ -1,4 +1,4 @@
-"""How much memory a function takes beyond what it was given."""
+"""A meter of the memory that a function takes beyond what it was given."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Meter(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What this thread allocates and frees again inside does not count."""
+        """Don't count what this thread allocates and frees again inside."""
         self._note_python()
         self._paused.add(threading.get_ident())
         try:

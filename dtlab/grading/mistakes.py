@@ -2,7 +2,7 @@
 answers whose mistake is not known.
 
 A mistake is a variation of the course's solution, so its code gives the solution away: it stands in
-`solutions/mistakes/`, which no learner's bundle holds. What learners have is what each mistake
+`solutions/mistakes/`, which no learner's bundle holds. Learners have only what each mistake
 *leaves behind* on the cases that `check` shows, as fingerprints: `exercises/*.json`, written by
 `make mistakes`. An answer that leaves the same behind has made the same mistake.
 """
@@ -33,7 +33,7 @@ class Mistake(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """What a mistake leaves behind: fingerprints of what the checks have looked at."""
+    """The traces of a mistake: fingerprints of what the checks have looked at."""
 
     hint: str
     prints: Prints
@@ -110,7 +110,7 @@ def solution_cells(folder: Path) -> Mapping[str, tuple[str, str]]:
 
 @cache
 def recorded(exercise_id: str) -> Record:
-    """What learners have of the exercise's file in `solutions/mistakes/`."""
+    """Read what learners have of the exercise's file in `solutions/mistakes/`."""
     file = record_file(exercise_id)
     if not file.exists():
         return Record({}, ())
@@ -149,7 +149,7 @@ def hint_of(known: Sequence[Traces], check: str, prints: Mapping[int, Fingerprin
     `prints`, case → fingerprint, None if it passes. "" if none does.
 
     One that is alike in all cases goes before one alike in all that fail, and that before one alike
-    in the first that fails. Of several, one whose hint is `given` already goes first, then
+    in the first that fails. Among several, one whose hint is `given` already goes first, then
     one that fails the same checks as the answer (`failed`), and has sent as many bytes.
     """
     wrong = [case for case, mine in prints.items() if mine is not None]

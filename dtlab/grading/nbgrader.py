@@ -50,7 +50,7 @@ class GradeInSandbox(NbGraderPreprocessor):  # type: ignore[misc]  # nbgrader ha
 
 
 def _outputs(report: Report | None, why: str) -> list[Any]:
-    """What the graded cell shows: the table, and the points as its value."""
+    """Return the outputs of the graded cell: the table, and the points as its value."""
     if report is None:
         return [nbformat.v4.new_output("error", ename="NotGraded", evalue=why, traceback=[why])]
     table = {"text/html": report._repr_html_(), "text/plain": report.to_text(110)}

@@ -102,7 +102,7 @@ def grade_notebooks(paths: Sequence[str | Path], solutions: str | Path | None = 
                     seed: int | None = None, sandbox: str | None = None) -> list[NotebookReport]:
     """Grade several notebooks of one learner, as `grade_notebook` would each: what can't be graded
     has a report that says why. They share a process that judges, and the servers that fork theirs:
-    loading torch takes as long as grading. What ends one of these does so for one notebook."""
+    loading torch takes as long as grading. A notebook that ends one of them affects no other."""
     box = choose_sandbox(sandbox)
     folder = course_folder(solutions)
     if box == "nobody":
@@ -122,8 +122,8 @@ def grade_notebooks(paths: Sequence[str | Path], solutions: str | Path | None = 
 
 
 def _judge(paths: list[str], folder: str, seed: int | None, sandbox: str) -> list[dict[str, Any]]:
-    """What `grade_notebook` says of the first notebooks, up to one that ended a server. In a
-    process of its own, which forks those of the submissions if there is no sandbox."""
+    """Grade the first notebooks, up to one that ended a server, and return their reports. Runs in
+    a process of its own, which forks those of the submissions if there is no sandbox."""
     found: list[SubmittedNotebook | str] = []
     for path in paths:
         try:
@@ -226,7 +226,7 @@ def without_hidden_inputs(hidden: Report, shown: Report, ours: Set[str] = frozen
 
 
 def _what_it_checks(test: str) -> tuple[str, list[int]]:
-    """Of a graded cell of the course: its exercise, and the seeds of its calls of `check`."""
+    """Return the exercise of a graded cell of the course, and the seeds of its calls of `check`."""
     calls = [node for node in ast.walk(ast.parse(test))
              if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check"]
     if not calls:

@@ -75,7 +75,7 @@ class RankConnection:
                                  "a thread")
 
     def ask_oracle(self, *args: Any) -> Any:
-        """What the case's oracle answers, in the referee."""
+        """Ask the case's oracle, in the referee, and return its answer."""
         requests, blobs = self.current(), list[Blob]()
         tree = encode(args, blobs)
         with requests.paused_meter():

@@ -37,7 +37,7 @@ class Pending(NamedTuple):
 
 
 class RankState:
-    """What the streams of one rank share."""
+    """The state that the streams of one rank share."""
 
     def __init__(self, oracle: Any) -> None:
         self.oracle = oracle
@@ -74,7 +74,7 @@ class Referee:
         return None
 
     def ended(self, error: DtlabError) -> CaseFailure:
-        """Why the simulation ended, though no rank's process has reported an error."""
+        """Explain why the simulation ended, though no rank's process has reported an error."""
         if not isinstance(error, Deadlock):
             return CaseFailure("raised", error=type(error).__name__, message=str(error))
         return deadlocked(error, [self._in_full(row) for row in error.waiting])
@@ -119,7 +119,7 @@ class Referee:
         return request
 
     def count(self, rank: int, stream: int, operations: int) -> None:
-        """The rank requests so many; fails the case if these are too many in all."""
+        """Count `operations` requests of the rank; fail the case if it has made too many in all."""
         state = self.ranks[rank]
         state.requests += operations
         if state.requests > REQUESTS_PER_RANK:
@@ -144,7 +144,7 @@ _LONGEST = {"error": 100, "message": 2_000, "at": 200, "traceback": 10_000, "pri
 
 
 def _said(request: Frame, name: str) -> str:
-    """What a rank says of itself, in as many characters as a report shows."""
+    """Return a field of a rank's request, cut to as many characters as a report shows."""
     return str(request.fields[name])[: _LONGEST[name]]
 
 

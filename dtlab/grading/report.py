@@ -1,4 +1,4 @@
-"""What a check says: a table for people, a dictionary for scripts."""
+"""The report of a check: a table for people, a dictionary for scripts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def hints(self) -> list[str]:
-        """What to look at, the first thing first, each once."""
+        """The hints of the rows, in order, each once."""
         return list(dict.fromkeys(row.hint for row in self.rows if row.hint))
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Report:
         return [c for c in range(len(COLUMNS)) if any(row[c] for row in cells)]
 
     def _extras(self) -> list[tuple[str, str]]:
-        """What stands below the table: (heading, text)."""
+        """Return the sections below the table: (heading, text)."""
         extras = [("Details", self.details), ("Your function printed", self.printed)]
         return [(heading, text.rstrip()) for heading, text in extras if text.strip()]
 
@@ -193,7 +193,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int, unbroken: Sequence[int]
             ) -> list[int]:
-    """How wide each column is: as its longest word, and the rest of `room` shared as needed."""
+    """Return each column's width: its longest word's, and the rest of `room` shared as needed."""
     texts = [[title, *(row[column] for row in rows)] for column, title in enumerate(head)]
     whole = [max(map(len, column)) for column in texts]
     unbroken = [number for number in unbroken if whole[number] <= room // 2]

@@ -81,8 +81,7 @@ class RequestHandler:
             self.state.raised[int(request.fields["work"])] = raised(self.rank, request)
 
     def _note(self, error: DtlabError, request: Frame) -> None:
-        """A mismatch fails the case, also if nobody waits to hear of it: that it came tells enough.
-        """
+        """Fail the case at a mismatch, also if the rank never waits for the operation's result."""
         if isinstance(error, ShapeMismatch):
             self.referee.mismatch = self.referee.mismatch or CaseFailure(
                 "raised", self.rank, "ShapeMismatch", str(error), str(request.fields.get("at", "")))

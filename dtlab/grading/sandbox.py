@@ -112,7 +112,7 @@ def pickled_by_value(value: Any, module: ModuleType | None, lends: bool = False)
 
 
 def free_port() -> int:
-    """A port on which nobody listens at this moment."""
+    """Return a port on which no process listens at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

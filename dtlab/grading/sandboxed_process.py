@@ -1,5 +1,5 @@
-"""What a process does that has just been forked for a submission: it gives up what it could do, and
-serves the referee. The first frame says as what."""
+"""The work of a process just forked for a submission: it gives up its rights and serves the
+referee, as a rank or as an executor of cells. The first frame says which."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_untrusted(sock: FrameSocket, restricted: bool) -> None:
 
 
 def discard_output() -> None:
-    """What is written below Python's own streams goes nowhere, and there is nothing to read."""
+    """Discard what is written below Python's own streams, and leave nothing to read."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

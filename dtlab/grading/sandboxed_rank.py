@@ -127,6 +127,6 @@ class Printed(io.StringIO):
         return len(text)
 
     def text(self) -> str:
-        """What was kept; a last line says how much was not."""
+        """Return the output that was kept; a last line says how much was not."""
         lost = self._count - OUTPUT_CHARS
         return self.getvalue() + (f"\n… {lost:,} more characters" if lost > 0 else "")

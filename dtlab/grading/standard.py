@@ -42,7 +42,7 @@ def padded(outcome: Outcome) -> Trace:
 
 
 def ring_bytes(p: int, n: int, item: int = 8) -> int:
-    """What a rank sends at most in a ring all-reduce of n elements: 2(p−1) chunks."""
+    """Return the most bytes that a rank sends in a ring all-reduce of n elements: 2(p−1) chunks."""
     return 2 * (p - 1) * max(-(-n // p) * item, MESSAGE_BYTES)
 
 
@@ -61,7 +61,7 @@ def values(case: Case, outcome: Outcome) -> Verdict:
 
 
 def always(case: Case, outcome: Outcome) -> Verdict:
-    """Of a check that counts once the first one passes, whatever came of its own cases."""
+    """Pass a check that counts once the first one passes, whatever came of its own cases."""
     return Verdict(True, "", "")
 
 

@@ -31,7 +31,7 @@ _PLATFORMS = (re.compile(r"^(?P<learner>.+?)_(?P<number>\d+)_assignsubmission_fi
 
 
 class Learner(NamedTuple):
-    """Who handed something in. Two of one name differ in their key."""
+    """A person who handed something in. Two of one name differ in their key."""
 
     name: str
     key: str  # the platform's number, or the name as the file system has it
@@ -50,7 +50,7 @@ class HandIn:
 
     @property
     def when(self) -> str:
-        """When it was handed in, for people, by this machine's clock."""
+        """The time when it was handed in, for people, by this machine's clock."""
         if self.handed_in == datetime.min:
             return "at a time that is not known"
         return f"{self.handed_in.astimezone():%Y-%m-%d %H:%M %Z}"
@@ -62,13 +62,13 @@ class HandIn:
 
 
 def find_hand_ins(folder: Path, unpacked: Path) -> list[HandIn]:
-    """Everything that was handed in below `folder`, in the order of names; zips are unpacked into
-    `unpacked`. What can't be read is in the list too, and says why; so is a learner of whom there
-    is neither a notebook nor a zip.
+    """Find all hand-ins below `folder`, in the order of names; zips are unpacked into `unpacked`.
+    A file that can't be read is in the list too, and says why; so is a learner of whom there is
+    neither a notebook nor a zip.
 
-    The learner is the first folder's name, or the zip's; of a file that lies in `folder` itself,
-    what stands before the course's name of the notebook: ada_05_all_reduce.ipynb is Ada's. Of two
-    learners of one name, the platform's number is added, or a number of ours.
+    The learner is the first folder's name, or the zip's; for a file that lies in `folder` itself,
+    the part before the course's name of the notebook: ada_05_all_reduce.ipynb is Ada's. If two
+    learners have one name, the platform's number is added, or a number of ours.
     """
     found: dict[Learner, list[HandIn]] = {}
     for path, problem in _entries(folder):
@@ -112,7 +112,7 @@ def find_each(paths: Iterable[Path], unpacked: Path) -> list[HandIn]:
 
 def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
     """Every file below `folder`, and each folder that is empty, a link, or can't be read; with what
-    is wrong with the latter. Hidden files are nobody's hand-in."""
+    is wrong with the latter. Hidden files don't count as hand-ins."""
     unread: list[OSError] = []
     for where, folders, files in os.walk(folder, onerror=unread.append):  # follows no links
         for name in folders:
@@ -130,7 +130,7 @@ def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def learner_of(name: Path) -> Learner:
-    """Whose the file of this name is: see `find_hand_ins`."""
+    """Return the learner whose file has this name: see `find_hand_ins`."""
     first = unicodedata.normalize("NFC", name.parts[0])
     for platform in _PLATFORMS:
         if match := platform.match(first):
@@ -177,7 +177,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def _problem_of(path: Path) -> str:
-    """Why this is no file to open; "" if it is one. A pipe or a device could never end."""
+    """Explain why this is no file to open; "" if it is one. A pipe or a device could never end."""
     told = path.lstat()
     if not _is_wanted(path):
         return NO_NOTEBOOK

@@ -99,7 +99,7 @@ def read_notebook(path: Path) -> dict[str, Any]:
 
 
 def _what_it_is(text: str, error: Exception) -> str:
-    """Why this is no JSON, in words of people who have handed it in."""
+    """Explain why this is no JSON, in words for people who have handed it in."""
     if text.lstrip().startswith("<"):
         return "it is HTML, as exported for reading; hand in the .ipynb itself"
     if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE):
@@ -113,8 +113,8 @@ def _what_it_is(text: str, error: Exception) -> str:
 
 
 def course_folder(given: str | Path | None) -> Path:
-    """Where the course's own notebooks are: in `given`, beside the package, or beside you. Learners
-    have no solutions, but the exercises, with the checks that they may see."""
+    """Find the folder of the course's own notebooks: `given`, or beside the package, or beside you.
+    Learners have no solutions, but the exercises, with the checks that they may see."""
     package = Path(dtlab.__file__).parent
     places = (package.parent, Path.cwd(), package / "course")
     candidates = [Path(given)] if given else [
@@ -197,7 +197,7 @@ def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
 
 
 def _solution_cells(source: list[CodeCell]) -> dict[str, set[str]]:
-    """Of one of the course's notebooks: grade id → the functions that its solution defines."""
+    """Map grade ids of a notebook of the course to the functions that their solutions define."""
     return {cell.mark["grade_id"]: cell.functions for cell in source if cell.mark.get("solution")}
 
 

@@ -1,4 +1,4 @@
-"""Which system calls a rank of a submission may make: those that compute, read and answer.
+"""The system calls that a rank of a submission may make: those to compute, read and answer.
 
 Everything else is refused with EPERM, whatever the sandbox around it: sockets, processes and
 programs, signals to others, writing or making files, shared memory, locks, looking into other

@@ -29,7 +29,7 @@ from dtlab.simulator import simulate
 
 def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: RankServer
                 ) -> Trials:
-    """Where memory is measured, or processes are real, each rank has a process of `server`."""
+    """Try `function`. If memory is measured, or processes are real, `server` starts the ranks."""
     sandbox = Sandbox(seal(function, getattr(function, "__name__", "answer")), server)
 
     def run_case(case: Case) -> Outcome:
@@ -131,8 +131,8 @@ def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
 
 def try_mistakes(exercise: Exercise, seed: int, folder: Path, server: RankServer
                  ) -> list[tuple[Traces, Trials]]:
-    """What the exercise's mistakes, if they are in `folder`, leave behind with this seed. Only
-    those that pass in the simulator run on real processes, too."""
+    """Run the exercise's mistakes, if they are in `folder`, and return what they leave behind with
+    this seed. Only those that pass in the simulator run on real processes, too."""
     checks, found = _checks_of(exercise, seed), []
     simulated = [check for check in checks if not is_real(check)]
     for mistake in mistakes_in(exercise, folder):
@@ -145,7 +145,7 @@ def try_mistakes(exercise: Exercise, seed: int, folder: Path, server: RankServer
 
 
 def _prints(checks: Sequence[Check], trials: Trials) -> Prints:
-    """Of what runs in the simulator: real processes need not fail twice alike."""
+    """Fingerprint what runs in the simulator: real processes need not fail twice alike."""
     return {check.name: [found.get(number) for number in range(len(check.cases))]
             for check in checks if not is_real(check)
             for found in [prints_of(trials.get(check.name, []))]}

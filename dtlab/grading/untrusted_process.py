@@ -85,8 +85,7 @@ class UntrustedProcess:
         return self.socket.recv(time.monotonic() + limit_s)
 
     def place(self, stream: int) -> str:
-        """In which of the learner's lines a stream of this sandboxed rank is; "" if it can't say.
-        """
+        """Ask which of the learner's lines a stream of this sandboxed rank is in; "" if unknown."""
         until_s = time.monotonic() + 1.0
         with suppress(FrameTimeout, ConnectionClosed, ProcessLookupError, AttributeError):
             os.kill(self.pid, signal.SIGUSR1)
@@ -128,7 +127,7 @@ class UntrustedProcess:
 
 
 def _stat(task: Path) -> list[str]:
-    """What Linux says of a process or thread, its state first; nothing if it has ended."""
+    """Read Linux's status of a process or thread, its state first; empty if it has ended."""
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a check's judge says of an outcome; also of one without a result, or of any nonsense."""
+"""A judge's verdict on an outcome; also on one without a result, or with an unexpected value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NUMBERS = 10_000  # of a tensor where a list is wanted, of which a judge lo
 
 
 def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
-    """What `judge` says; a case without a result fails whatever is judged."""
+    """Return the verdict of `judge`; a case without a result fails whatever is judged."""
     if outcome.failure is not None:
         return _of_failure(case, outcome.failure)
     if name := collective_in(case, outcome):

@@ -40,7 +40,7 @@ def bars_of(trace: Trace) -> list[Bar]:
 
 
 def end_of(trace: Trace) -> float:
-    """When the last message, span or wait of `trace` ends, in seconds; 0 if there is none."""
+    """Return when the last message, span or wait of `trace` ends, in seconds; 0 if none."""
     ends = [message.end_s for message in trace.transfers]
     return max([*ends, *(span.end_s for span in (*trace.spans, *trace.waits))], default=0.0)
 

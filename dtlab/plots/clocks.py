@@ -58,7 +58,7 @@ def _summary(run: ClockRun, now: float) -> str:
 
 
 def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, str]:
-    """What stands beside a lane, and its colour."""
+    """Return the text beside a lane, and its colour."""
     if whole:
         used, late = run.gradients(now, worker), run.late(now, worker)
         told = f"{used} used, {late} late" if late else count_text(used, "gradient")

@@ -80,7 +80,7 @@ def _draw_cell(axes: Axes, x: int, y: int, entry: Entry, times_slower: float, wo
 
 
 def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str) -> Picture:
-    """What each algorithm takes on `cluster`, and which links `algorithm` keeps busy.
+    """Draw each algorithm's time on `cluster`, and the links that `algorithm` keeps busy.
 
     entries: of this cluster and one size. Above, the cluster: the wider a link, the longer it needs
     for its bytes; the busiest are red and widest, one of them named. Below, a mark for each

@@ -1,4 +1,4 @@
-"""What failures cost: who is productive when, and how the share depends on the interval."""
+"""The cost of failures: nodes' productive time, and its share by the interval between saves."""
 
 from __future__ import annotations
 

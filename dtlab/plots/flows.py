@@ -99,7 +99,7 @@ def _series(history: LinkHistory, links: Sequence[Link]) -> list[tuple[str, list
 
 
 def columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
-    """How many names of links fit beside each other, at most three."""
+    """Count the names of links that fit beside each other, at most three."""
     return MOST_SHOWN if sum(len(name) for name, _ in chosen[:MOST_SHOWN]) <= _LETTERS else 2
 
 
@@ -108,7 +108,7 @@ def _clock(at_s: float, end_s: float) -> str:
 
 
 def note_of(history: LinkHistory, stretch: Stretch | None) -> str:
-    """Who moves, and which links are full, in one line."""
+    """Summarize the moving messages, and the full and the failed links, in one line."""
     if stretch is None or not stretch.moving:
         return "no bytes are on the move"
     names = {link: history.name(history.links[link]) for link in stretch.loads}
@@ -123,7 +123,7 @@ def note_of(history: LinkHistory, stretch: Stretch | None) -> str:
 
 
 def rates_of(stretch: Stretch | None, most: int = 8) -> str:
-    """Who sends whom how fast; those of one speed together."""
+    """List senders, receivers and speeds of messages; those of one speed together."""
     if stretch is None:
         return ""
     moving = sorted(stretch.moving, key=lambda f: (f.rate_Bps, f.message.src, f.message.dst))
@@ -178,7 +178,7 @@ def _point(lane: np.ndarray, share: float = 0.5) -> tuple[np.ndarray, np.ndarray
 
 
 def _draw_heads(axes: Axes, busy: Sequence[tuple[float, np.ndarray]], thin: float) -> None:
-    """Which way the bytes go: a white arrow head in each lane."""
+    """Mark the direction of the bytes: a white arrow head in each lane."""
     heads = []
     for load, lane in busy:
         point, along = _point(lane)

@@ -19,7 +19,7 @@ WIDTH_IN = 11.0
 
 
 class Status(NamedTuple):
-    """How a state looks: a sign, so that colour is not needed; and its colour."""
+    """The look of a state: a sign, so that colour is not needed; and its colour."""
 
     sign: str
     color: str
@@ -80,7 +80,7 @@ def rank_grid(
 
 
 def tiles_of(what: Any, statuses: Sequence[str] | None, ranks: int | None) -> list[Tile]:
-    """What to write on each tile; see `rank_grid`."""
+    """Return the tiles of the grid; see `rank_grid`."""
     if isinstance(what, Result):
         what = what.values
     if isinstance(what, BaseException):

@@ -57,7 +57,7 @@ def server_load(loads: Mapping[str, Sequence[int]], *, title: str = "Requests a 
 
 def staleness_histograms(seen: Mapping[str, Mapping[int, int]], title: str = "Staleness"
                          ) -> Picture:
-    """How many gradients had missed how many updates: one panel a name, the mean as a line.
+    """Draw the share of gradients by updates missed: one panel a name, the mean as a line.
 
     seen: name → staleness → gradients, as `Statistics.staleness`.
     """

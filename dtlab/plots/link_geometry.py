@@ -1,4 +1,4 @@
-"""Where the nodes and links of a cluster at work stand in its picture."""
+"""The places of the nodes and links of a cluster at work in its picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def geometry_of(history: LinkHistory) -> Geometry:
 
 
 class Geometry:
-    """Where nodes and lanes are, in inches from the lower left corner of their axes: the same in
+    """Places of nodes and lanes, in inches from the lower left corner of their axes: the same in
     all frames. A lane is one direction of a link, on its right-hand side."""
 
     def __init__(self, graph: nx.DiGraph, links: Sequence[Link]):
@@ -44,7 +44,7 @@ class Geometry:
 
 
 def _box(node: Node, x: float, y: float) -> Box:
-    """About where a node is drawn."""
+    """Return roughly the box in which a node is drawn."""
     half = 0.26 if isinstance(node, int) else 0.12 + 0.05 * len(node)
     return x - half, y - 0.26, x + half, y + 0.26
 

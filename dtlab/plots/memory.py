@@ -1,4 +1,4 @@
-"""What a rank's memory holds: predicted, a bar for each stage of ZeRO; measured, over a step."""
+"""The memory of a rank: predicted, a bar for each stage of ZeRO; measured, over a step."""
 
 from __future__ import annotations
 

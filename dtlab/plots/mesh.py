@@ -18,7 +18,7 @@ WIDTH_IN = 11.0
 
 
 def crossings(axes: Mapping[str, int], machines: list[list[int]]) -> dict[str, tuple[int, int]]:
-    """For each axis: how many of its groups lie inside one machine, and how many don't."""
+    """Count, for each axis, the groups that lie inside one machine, and those that don't."""
     home = {rank: number for number, machine in enumerate(machines) for rank in machine}
     found = {}
     for name in axes:

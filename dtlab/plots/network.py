@@ -144,7 +144,7 @@ def _speed(kind: tuple[float, float]) -> str:
 
 
 def node_sizes(graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> tuple[float, float]:
-    """How high, in points, a host's number and a switch's name are written: as there is room."""
+    """Choose font sizes, in points, of hosts' numbers and switches' names: as there is room."""
     columns = len({places[node][0] for node in graph if isinstance(node, int)})
     letters: dict[float, int] = {}  # at each height, with a gap of three between names
     for node in graph:

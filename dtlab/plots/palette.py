@@ -31,7 +31,7 @@ _ROUNDS = (("", 0.0, "white"), ("//", 0.45, "white"), ("..", 0.4, "black"), ("xx
 
 
 class RankStyle(NamedTuple):
-    """How one rank looks: its fill, the colour of text on it, its hatch, its points' marker."""
+    """The look of one rank: its fill, the colour of text on it, its hatch, its points' marker."""
 
     color: str
     ink: str
@@ -53,7 +53,7 @@ def rank_color(rank: int) -> str:
 
 
 class LineStyle(NamedTuple):
-    """How one curve looks: told apart by dashes and marker where its colour can't be."""
+    """The look of one curve: told apart by dashes and marker where its colour can't be."""
 
     color: str
     dashes: str | tuple[int, tuple[float, ...]]

@@ -1,4 +1,4 @@
-"""What all pictures have in common: one size of type, one place for the title, an alt text.
+"""The common form of all pictures: one size of type, one place for the title, an alt text.
 
 Pictures never touch pyplot, so nothing is drawn twice, none stays open, and a widget may render in
 a few milliseconds.
@@ -52,7 +52,7 @@ class Picture(Figure):
         return self.add_axes((left / width, bottom / height, *size))
 
     def explain(self, handles: Sequence[Any], columns: int, **look: Any) -> None:
-        """What signs mean, at the lower left corner of the page."""
+        """Explain the signs, at the lower left corner of the page."""
         width, height = self.get_size_inches()
         self.legend(handles=handles, ncols=columns, loc="lower left", borderaxespad=0,
                     bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), **look)
@@ -115,5 +115,5 @@ def fit_text(text: Text, width_in: float, smallest: float = 9) -> None:
 
 
 def clock_name(virtual: bool) -> str:
-    """What a title must say of its times: "simulated" or "measured"."""
+    """Return the word for times that a title must have: "simulated" or "measured"."""
     return "simulated" if virtual else "measured"

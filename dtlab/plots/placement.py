@@ -1,4 +1,4 @@
-"""Where the servers live: the bytes on every link of a machine, and the time that they take."""
+"""The placement of servers: the bytes on every link of a machine, and the time that they take."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _draw_machine(axes: Axes, graph: nx.DiGraph, chosen: Placed) -> None:
 
 
 def _label_height(link: tuple[int | str, int | str], nodes: int) -> float:
-    """How far up a link its label stands: neighbours' in two rows where there are many."""
+    """Choose the height of a link's label: neighbours' in two rows where there are many."""
     if nodes <= 7:
         return 0.4
     return 0.27 if isinstance(link[0], int) and link[0] % 2 == 0 else 0.43
@@ -87,7 +87,7 @@ def _label_height(link: tuple[int | str, int | str], nodes: int) -> float:
 
 def _draw_shares(axes: Axes, places: dict[int | str, tuple[float, float]], servers: Sequence[int],
                  gpus: int) -> None:
-    """Which part of the sum each server keeps; below the GPUs, or beside the CPU."""
+    """Write the part of the sum that each server keeps; below the GPUs, or beside the CPU."""
     part = "all" if len(servers) == 1 else f"1/{len(servers)}"
     text = f"sums {part}" if gpus <= 4 else part
     for server in servers:

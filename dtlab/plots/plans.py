@@ -1,4 +1,4 @@
-"""What a step of each layout takes, term by term: a bar for each, the fastest on top."""
+"""The step time of each layout, term by term: a bar for each, the fastest on top."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def replicas(run: ReplicaRun, *, begin_s: float = 0.0, end_s: float = END_S,
 
 
 def summary(run: ReplicaRun) -> str:
-    """What became of the pushes, in one line."""
+    """Summarize the outcome of the pushes, in one line."""
     lost = f"LOST: {run.lost}" if run.lost else "none lost"
     return (f"{count_text(run.acknowledged, 'push', 'pushes')} acknowledged · {run.refused} refused"
             f" · {run.counted} count in the end · {lost} · "
@@ -69,7 +69,7 @@ def _event_text(run: ReplicaRun) -> str:
 
 
 def _story(run: ReplicaRun) -> str:
-    """Who led when, and who was declared dead."""
+    """List the leaders and the copies declared dead, with their times."""
     terms = [f"copy {term.head} leads from {seconds_text(term.from_s)}"
              for term in run.master_log.terms]
     dead = [f"the master gives copy {rank} up at {seconds_text(at_s)}"

@@ -88,14 +88,14 @@ def _darker(color: str, chunk: int, chunks: int) -> str:
 
 
 def _chunk_handles(chunks: int) -> list[Patch]:
-    """Which shade is which chunk of a rank: the first and the last, where there are several."""
+    """Build the legend of the chunks of a rank: the first and the last, if there are several."""
     return [Patch(facecolor=_darker(FAINT, chunk, chunks), edgecolor=PAPER,
                   label=f"chunk {chunk + 1}" + (f" of {chunks}" if chunk else ""))
             for chunk in ((0, chunks - 1) if chunks > 1 else ())]
 
 
 def held_of(timing: Timing, plan: Schedule, rank: int) -> tuple[list[float], list[float]]:
-    """At which moments the activations that `rank` holds change, and to how many micro-batches."""
+    """Return when the activations that `rank` holds change, and to how many micro-batches."""
     change = {"F": 1.0, "B": -1.0, "W": -1.0}
     share = len(plan.stages_of(rank))
     moments, held = [0.0], [0.0]
@@ -108,7 +108,7 @@ def held_of(timing: Timing, plan: Schedule, rank: int) -> tuple[list[float], lis
 
 
 def spans_of(trace: Trace, plan: Schedule) -> list[list[tuple[Action, float, float]]]:
-    """What each rank did in a run of `plan`, from the first action on, in seconds."""
+    """Return each rank's actions in a run of `plan`, in seconds from the first action on."""
     known = {str(action): action for row in plan.rows for action in row}
     rows: list[list[tuple[Action, float, float]]] = [[] for _ in plan.rows]
     for span in trace.spans:

@@ -19,7 +19,7 @@ Corners = list[tuple[float, float]]
 
 
 def corners(x: float, y: float, w: float, h: float) -> Corners:
-    """Of a box of this size, from (x, y) on."""
+    """Return the corners of a box of this size, from (x, y) on."""
     return [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
 
 

@@ -1,4 +1,4 @@
-"""Who holds which part of which tensor along a tensor-parallel layer, and what moves between."""
+"""The shards that ranks hold along a tensor-parallel layer, and the collectives between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Held(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What leads from one tensor to the next. forward, backward: the collective, "" if none."""
+    """The step from one tensor to the next. forward, backward: the collective, "" if none."""
 
     name: str
     forward: str = ""
@@ -96,7 +96,7 @@ def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int =
 
 
 def _sent(item: Held | Move, backward: bool, whole: float) -> float:
-    """What a rank sends, if a ring of it sends `whole` bytes."""
+    """Return the bytes that a rank sends, if one pass of a ring sends `whole`."""
     collective = "" if isinstance(item, Held) else item.backward if backward else item.forward
     return whole * {"": 0, "all-reduce": 2}.get(collective, 1)
 

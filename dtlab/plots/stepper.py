@@ -20,7 +20,7 @@ _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.3, 0.3, 0.8, 1.35
 
 
 class Layout(NamedTuple):
-    """Where things are, in inches from the top left corner of the grid."""
+    """The places of things, in inches from the top left corner of the grid."""
 
     row: float  # height of a rank's row
     column: float  # width of a piece's column
@@ -242,7 +242,7 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
 
 
 def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[float, str]]:
-    """At what height each sender's cargo is written, all its messages together; and the text."""
+    """Return the height and the text of each sender's cargo, all its messages together."""
     found = []
     for src in sorted({arrow.src for arrow in arrows}):
         own = [arrow for arrow in arrows if arrow.src == src]
@@ -272,7 +272,7 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
 
 
 def _draw_foot(picture: Picture, frame: Frame) -> None:
-    """Which step this is, as a bar with one field a step; and what the signs mean."""
+    """Draw the current step, as a bar with one field a step; and the meaning of the signs."""
     axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)
     width = WIDTH_IN - 2 * MARGIN_IN

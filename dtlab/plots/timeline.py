@@ -187,7 +187,7 @@ def _draw_texts(
     axes: Axes, bars: list[Bar], lanes: Lanes, tracks: dict[str, tuple[float, float]],
     scale: float, pixel_s: float, lane_in: float, window: tuple[float, float],
 ) -> None:
-    """What a bar is, inside it, where there is room. Peers are named everywhere or nowhere."""
+    """Label each bar inside it, where there is room. Peers are named everywhere or nowhere."""
     if lane_in * 0.84 * 72 < 9:
         return  # not even a whole lane is high enough for letters
     longest = {kind: max((len(b.text) for b in bars if b.kind == kind), default=0)

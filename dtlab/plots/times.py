@@ -182,7 +182,7 @@ def _repeats(sizes: Sequence[int], times: Repeats) -> dict[int, list[float]]:
 
 
 def _mark_half(axes: Axes, half: float) -> None:
-    """Where latency and bandwidth cost the same: n = α/β."""
+    """Mark the size at which latency and bandwidth cost the same: n = α/β."""
     low, high = axes.get_xlim()
     if not low < half < high:
         return

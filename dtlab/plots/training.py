@@ -1,4 +1,4 @@
-"""How training went: loss against time or gradients, and against a setting."""
+"""Pictures of training: loss against time or gradients, and against a setting."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def loss_sweep(
     """Loss at the end of training against a setting, both axes logarithmic.
 
     losses: name → setting → the loss of each seed. A dot is the median, its bar holds all seeds.
-    What is above `ceiling`, or no number, has diverged: it stands as a cross at the upper edge.
+    A loss above `ceiling`, or NaN, has diverged: it stands as a cross at the upper edge.
     limits: name → the setting from which on it is predicted to diverge, a dotted line. Raises
     `ConfigError` unless each name has settings above 0, with a loss or more.
     """

@@ -1,4 +1,4 @@
-"""How long a training run takes, and whether the model fits, on how many devices."""
+"""The duration of a training run, and whether the model fits, by the number of devices."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class ProcessComm(Comm):
         return channel
 
     def _header(self, x: Any) -> EncodedHeader:
-        """What the match check says of a message that carries `x`."""
+        """Encode, for the match check, the header of a message that carries `x`."""
         key = (x.dtype, x.shape, self.label) if isinstance(x, torch.Tensor) else self.label
         header = self._headers.get(key)
         if header is None:

@@ -56,7 +56,7 @@ class ControlChannel:
         return frames
 
     def close(self) -> None:
-        """Close it, and the files that came and that nobody took."""
+        """Close the socket, and the files that came and were not taken."""
         self.sock.close()
         while self._fds:
             os.close(self._fds.popleft())

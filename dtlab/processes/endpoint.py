@@ -1,4 +1,4 @@
-"""What all communicators of one rank share: its connections, its status, its recorder."""
+"""State that all communicators of one rank share: its connections, its status, its recorder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SETTLE_S = 1.0  # at most: Gloo may forget to tell
 
 
 class Reply(NamedTuple):
-    """What one rank returns to the launcher. Times are in seconds since the run began."""
+    """The reply of one rank to the launcher. Times are in seconds since the run began."""
 
     done_s: float
     value: Any
@@ -80,7 +80,7 @@ class Endpoint:
 
     @property
     def writer(self) -> StatusWriter:
-        """Of the strand to which the current thread belongs: a stream's, or else the rank's own."""
+        """The writer of the current thread's strand: a stream's, or else the rank's own."""
         return getattr(self._local, "writer", self._main)
 
     def adopt_thread(self, writer: StatusWriter) -> None:
@@ -187,9 +187,9 @@ class Endpoint:
             self.directions.pop().finish()  # no rank is in the last run any more
 
     def end_run(self) -> None:
-        """Wait for what was begun, and raise its error, if nobody has waited for it. Then raise
-        `UnwaitedWork` if there was anything that nobody has waited for, unless a connection has
-        broken: then it may be work that nobody can complete."""
+        """Wait for begun work, and raise its error, if the rank has not waited for it. Then raise
+        `UnwaitedWork` if there was any work for which the rank has not waited, unless a connection
+        has broken: then no rank may be able to complete it."""
         if self.broken:
             return
         begun = list(self.begun.items())

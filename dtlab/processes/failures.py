@@ -67,9 +67,9 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[ChainedException]:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:
-    """The learner's part of the traceback: without our own frames around it.
+    """Return the learner's part of the traceback, without dtlab's own frames around it.
 
-    What dtlab raises on purpose ends at the line that called dtlab.
+    Errors that dtlab raises on purpose end at the line that called dtlab.
     """
     frames = [
         (frame.f_code.co_filename, line, frame.f_code.co_name)

@@ -97,7 +97,7 @@ class ForkServer:
 
 
 def _import_path() -> list[str]:
-    """Where the server looks for torch: wherever the caller does, but not beside the notebook or
+    """Return the server's path of imports: the caller's, but without the folder of the notebook or
     script."""
     try:
         beside = {os.getcwd(), os.path.abspath(sys.path[0])}

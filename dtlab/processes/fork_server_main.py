@@ -64,7 +64,7 @@ class _Server:
                     key.data()
 
     def _load(self) -> None:
-        """Once. Not while ranks run: nobody would hear of their death, or of the parent's."""
+        """Load once, but not while ranks run: their death, or the parent's, would go unnoticed."""
         if not self._groups:
             for name in TRAINING:
                 import_module(name)

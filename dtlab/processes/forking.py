@@ -1,4 +1,4 @@
-"""What every server of forks does: the launcher's and the grader's."""
+"""Functions of every fork server: the launcher's and the grader's."""
 
 from __future__ import annotations
 

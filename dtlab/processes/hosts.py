@@ -21,7 +21,7 @@ _PINGS = 16
 
 
 class Clock(NamedTuple):
-    """How a rank's `time.perf_counter` relates to rank 0's."""
+    """The offset between a rank's `time.perf_counter` and rank 0's."""
 
     ahead_s: float  # add it to get the time on rank 0's clock
     uncertainty_s: float  # the true value lies within ± this; 0 if it is the same clock
@@ -56,7 +56,7 @@ def _meet(store: dist.Store, rank: int, size: int, about: str, timeout_s: float)
 
     torchrun's store outlives a restart, and so do the addresses of ranks that have died. Rank 0
     names a new part; another rank tells its own name there, and goes on once rank 0 has repeated
-    that: in a dead rank 0's part nobody does.
+    that: no rank goes on in the part of a dead rank 0.
     """
     until, name = time.monotonic() + timeout_s, uuid.uuid4().hex
     others = range(1, size)
@@ -81,7 +81,7 @@ def _meet(store: dist.Store, rank: int, size: int, about: str, timeout_s: float)
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all hosts; a torch for GPUs fits one for CPUs."""
+    """Return versions that must be the same on all hosts; a torch for GPUs fits one for CPUs."""
     package = sys.modules["dtlab"]  # which this module, being below it, may not import
     return {"dtlab": package.__version__, "torch": torch.__version__.split("+")[0],
             "Python": f"{sys.version_info.major}.{sys.version_info.minor}"}

@@ -93,7 +93,7 @@ def _checked(group: Any) -> dist.ProcessGroup:
 
 
 class _Joined(NamedTuple):
-    """What all communicators over groups of this process share."""
+    """State that all communicators over groups of this process share."""
 
     default: Any  # a weak reference to the default group
     name: str  # other communicators over the same groups, before, had another one

@@ -234,7 +234,7 @@ class RankGroup:
         return "" if status is None else rank_monitor.how_died(status)
 
     def _died_as_allowed(self, rank: RankHandle) -> bool:
-        """Has this rank died, as it may, or been started anew when nobody was left to join?"""
+        """Has this rank died, as it may, or been started anew when no rank was left to join?"""
         alone = rank.new and not rank.ready and not self._store.members
         return rank.number in self._may_die and (rank.died is not None or alone)
 

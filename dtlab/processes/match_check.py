@@ -39,7 +39,7 @@ _lock = threading.Lock()
 
 
 def _memory_fence() -> None:
-    """What I have written before, others see before I read what comes after: a lock does that."""
+    """Make earlier writes visible to other processes before any later read: a lock does that."""
     with _lock:
         pass
 
@@ -64,8 +64,8 @@ def decoded(text: bytes) -> Header:
 
 
 class ContextCheck:
-    """What rank `me` of the run says and sees of one context's messages. `index`: the context is
-    its index-th; None: its contexts have outnumbered what the shared memory holds."""
+    """The check of one context's messages at rank `me` of the run. `index`: the context is the
+    rank's index-th; None: the rank has more contexts than the shared memory holds."""
 
     def __init__(self, status: SharedStatus, me: int, context: int, index: int):
         self.status, self.me, self.context = status, me, context

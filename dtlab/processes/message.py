@@ -70,8 +70,8 @@ class Message:
 
 
 def payload_of(x: torch.Tensor, sends: bool, on_host: bool) -> torch.Tensor:
-    """What the transport moves for the dense tensor `x`: its memory, or if that can't be read or
-    written as it is, a copy, or memory for one. on_host: it moves the CPU's memory only."""
+    """Return what the transport moves for the dense tensor `x`: its memory, or if that can't be
+    read or written as it is, a copy, or memory for one. on_host: it moves the CPU's memory only."""
     if not x.nbytes:
         return NOTHING
     if on_host and not x.is_cpu:

@@ -1,9 +1,9 @@
 """Ranks that no launcher of ours watches: each watches its own waits, and they decide together.
 
 Ranks of one host share the status, as under `run`: a message that does not fit is refused before it
-moves. Hosts tell each other of waits that last, through the store of the process group. Which rank
-first finds that nobody can go on writes the verdict into the store; every rank reads it there, and
-ends its waits by closing its connections.
+moves. Hosts tell each other of waits that last, through the store of the process group. The rank
+that first finds that no rank can go on writes the verdict into the store; every rank reads it
+there, and ends its waits by closing its connections.
 
 The limit: between hosts, the sizes of messages are not compared; and a wait ends, not a loop.
 """
@@ -84,13 +84,13 @@ def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus,
 
 
 class Verdict:
-    """Why the ranks of a run end, if they do: the first word counts. It stands in the store."""
+    """The reason for a run's end, if it ends: the first word counts. It stands in the store."""
 
     def __init__(self, store: dist.Store):
         self._store = store
 
     def give(self, rank: int, why: CapturedError | Exception) -> None:
-        """`rank` has failed, or finds that nobody can go on."""
+        """Note that `rank` has failed, or finds that no rank can go on."""
         self._store.compare_set("over", "", pickle.dumps((rank, why)).hex())
 
     def read(self, patience_s: float = 0.0) -> Exception | None:

@@ -58,7 +58,7 @@ def empty_frame() -> torch.Tensor:
 
 
 def head(frame: torch.Tensor) -> tuple[int, int]:
-    """Of a frame that has come: bytes of the pickle, and its tag, 0 if the frame holds it."""
+    """Read a received frame's head: bytes of the pickle, and its tag, 0 if the frame holds it."""
     nbytes, tag = _HEAD.unpack_from(frame.numpy().data)
     return nbytes, tag
 

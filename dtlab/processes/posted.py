@@ -1,4 +1,4 @@
-"""What `ProcessComm.post` returns: a message under way, to be waited for or cancelled."""
+"""The result of `ProcessComm.post`: a message under way, to be waited for or cancelled."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def check_device(device: Any) -> None:
 
 
 def place(device: str, local_rank: int) -> torch.device:
-    """Where this rank computes: if on GPUs, ranks take turns."""
+    """Return the device on which this rank computes: ranks take GPUs in turn."""
     where = torch.device(device)
     if where.type == "cuda":
         where = torch.device("cuda", local_rank % torch.cuda.device_count())

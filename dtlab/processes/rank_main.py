@@ -51,7 +51,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Settings(NamedTuple):
-    """What a rank needs to start. Beside it come the files: output, diagnosis, status, store."""
+    """A rank's settings at its start. Beside them come files: output, diagnosis, status, store."""
 
     rank: int
     size: int

@@ -89,8 +89,8 @@ class RankHandle:
 
 def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
                   may_die: Collection[int] = ()) -> None:
-    """Raise for the rank that is to blame, if any: the dead first, then who raised first. The death
-    of those that `may_die` is nobody's failure."""
+    """Raise for the rank that is to blame, if any: the dead first, then the first that raised. The
+    death of those that `may_die` is no failure."""
     died = [(rank.died, number) for number, rank in enumerate(ranks)
             if rank.died is not None and number not in may_die]
     if died:  # Gloo may abort a rank whose peer died: others come before an abort
@@ -117,7 +117,7 @@ def how_died(status: int) -> str:
 
 
 def not_started(number: int, error: int) -> ConfigError:
-    """What is raised where the system refuses a process, with this error's number."""
+    """Return the error for a process that the system refuses with this errno."""
     return ConfigError(f"the system starts no process for rank {number}: {os.strerror(error)}; "
                        f"allow more processes (ulimit -u) or memory, or take fewer ranks")
 
@@ -136,7 +136,7 @@ def _rank_died(number: int, status: int) -> RankDied:
 
 
 def _read(pipe: int) -> str:
-    """What there is."""
+    """Read what the pipe holds now, without waiting."""
     try:
         return os.read(pipe, 1 << 16).decode(errors="replace")
     except BlockingIOError:
@@ -171,8 +171,7 @@ def is_stopped(rank: RankHandle) -> bool:
 
 
 def is_it_alive(rank: RankHandle) -> str:
-    """What a rank does that waits for nobody, in words: slow is not dead. "" if it can't be told.
-    """
+    """Describe the state of a rank that is not waiting: slow is not dead. "" if it is unknown."""
     if is_stopped(rank):
         return "is stopped (SIGSTOP, or a debugger)"
     before = _activity(rank.pid)[1]

@@ -47,7 +47,7 @@ def run(
     """Call `fn(comm, *args)` on `ranks` processes at once; returns what each returned.
 
     `fn` may be any function: a lambda, a closure, one from a notebook cell. Each rank gets its own
-    copy of `args`. What ranks print is shown as it comes, labelled (`echo=False`: only collected
+    copy of `args`. The output of ranks is shown as it comes, labelled (`echo=False`: only collected
     in `Result.output`). `timeout` is in seconds, None for no limit. Raises `RankFailed` when a
     rank raises, or has begun work that it neither waited for nor cancelled, `RankDied` when one
     dies, `Deadlock` when no rank can go on, `RunTimeout` after `timeout`, `ConfigError` for
@@ -122,7 +122,7 @@ def launch(
 
 
 def introduce(comm: Comm) -> str:
-    """What ranks can do if you have nothing else for them: say which process they are."""
+    """Return the name of the rank's process: an example of a function for ranks."""
     return f"process {os.getpid()}"
 
 

@@ -95,7 +95,7 @@ class SharedStatus:
                         self.bytes[at : at + _COUNT] = bytes(_COUNT)
 
     def part(self, rank: int) -> dict[int, bytes]:
-        """What `rank` has written, by place, without headers: for hosts that share other memory."""
+        """Copy what `rank` has written, by place, without headers: for hosts with other memory."""
         places = [(_RECORD * STRANDS * rank, _RECORD * STRANDS),
                   (self._contexts + 8 * CONTEXTS * rank, 8 * CONTEXTS),
                   (self._wildcards + _WILDCARD * CONTEXTS * rank, _WILDCARD * CONTEXTS)]
@@ -132,7 +132,7 @@ class SharedStatus:
         self.bytes[_RECORD * (STRANDS * rank + strand) + 8] = RUNNING
 
     def state(self, rank: int, strand: int = 0) -> State:
-        """What the strand wrote last."""
+        """Return the state that the strand wrote last."""
         at = _RECORD * (STRANDS * rank + strand)
         texts = _TEXTS.unpack_from(self.bytes, at + _NUMBERS.size)
         return State(*_NUMBERS.unpack_from(self.bytes, at),
@@ -175,7 +175,7 @@ class SharedStatus:
         return count + (HEADER_BYTES >> 3) * (1 + number % DEPTH)
 
     def posted(self, src: int, dst: int, receiving: bool, context: int) -> int | None:
-        """How many messages that side has posted in `context`; None: it can't be told."""
+        """Count the messages that the side has posted in `context`; None if that is unknown."""
         side = dst if receiving else src
         index = self.context_index(side, context)
         if index is None:
@@ -190,15 +190,15 @@ class SharedStatus:
         return (self._wildcards + _WILDCARD * (CONTEXTS * rank + index)) >> 3
 
     def pending_wildcards(self, rank: int, context: int) -> int | None:
-        """How many receives from any source `rank` has pending; None: it can't be told."""
+        """Count the pending receives of `rank` from any source; None if that is unknown."""
         index = self.context_index(rank, context)
         if index is None:
             return None if self.is_full(rank) else 0
         return self.words[self.wildcard_at(rank, index)]
 
     def unmet(self, rank: int, context: int) -> float:
-        """How many messages have been sent to `rank` for which it has posted no receive that names
-        their sender, and that none from any source has met; infinite: it can't be told."""
+        """Count the messages sent to `rank` for which it has posted no receive that names their
+        sender, and that none from any source has met; infinite if that is unknown."""
         unmet = 0
         for src in range(self.ranks):
             sent = self.posted(src, rank, False, context)

@@ -1,4 +1,4 @@
-"""What one thread of a rank says of itself in the shared status."""
+"""The writer of one thread's state to the shared status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Threads:
         return _thread._count() - self._ours <= self._before
 
     def start(self, target: Callable[[], None], name: str) -> threading.Thread:
-        """Start a thread. What it posts, the shared status must show."""
+        """Start a thread, whose posts the shared status must show."""
         def run() -> None:
             try:
                 target()
@@ -75,7 +75,7 @@ class StatusWriter:
             self._status.set_running(self._rank, self.number)
 
     def does(self, doing: int, label: str = "", line: str = "") -> None:
-        """What the strand does, when it isn't waiting."""
+        """Write what the strand does, when it isn't waiting."""
         if self._status is not None:
             self._line = line
             self._write_texts((), label)

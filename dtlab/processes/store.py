@@ -73,7 +73,7 @@ class RankStore(dist.Store):
         return there
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Count the keys."""
         count: int = self._ask("num_keys")
         return count
 
@@ -128,8 +128,8 @@ class StoreServer:
         return True
 
     def left(self, rank: int, died: bool = False) -> None:
-        """`rank` has died or returned: nobody need wait for it. Those that wait here for a group
-        with it meet again."""
+        """Note that `rank` has died or returned: no rank need wait for it. Those that wait here for
+        a group with it meet again."""
         self._asking.pop(rank, None)
         if rank not in self.members:
             return

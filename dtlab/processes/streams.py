@@ -112,7 +112,7 @@ class Stream:
         """Called where something that ran here has been waited for."""
 
     def context(self) -> AbstractContextManager[Any]:
-        """What the thread runs in."""
+        """Return the context in which the thread runs."""
         return nullcontext()
 
     def _serve(self) -> None:
@@ -149,7 +149,7 @@ class CudaStream(Stream):
         return after
 
     def join(self) -> None:
-        """What the caller's CUDA stream does next comes after all that was done on this one."""
+        """Make the caller's CUDA stream wait for all work on this one."""
         torch.cuda.current_stream().wait_stream(self._cuda)
 
     def context(self) -> AbstractContextManager[Any]:

@@ -26,7 +26,7 @@ _TOLD_WITHIN_S = 10.0  # the launcher may learn of a death later than those who 
 
 
 def survivors_key(number: int) -> str:
-    """With which the contexts of the number-th communicator of survivors begin."""
+    """Return the prefix of the contexts of the number-th communicator of survivors."""
     return f"survivors {number}"
 
 

@@ -32,13 +32,13 @@ class Handle(Protocol):
 
 
 class Transport(Protocol):
-    """What the communicator needs of a transport."""
+    """The methods of a transport that the communicator calls."""
 
     def start(self, operations: Sequence[Operation]) -> list[Any]:
         """Start all `operations` together. Returns their handles, in the same order."""
 
     def release(self, handles: Sequence[Any], nbytes: int) -> None:
-        """These handles, of operations on `nbytes` in all, are not needed any more."""
+        """Release these handles, of operations on `nbytes` in all."""
 
 
 class GlooTransport:

@@ -21,9 +21,9 @@ _START_LIMIT_S = 120.0
 
 
 class Watchdog:
-    """Watches one call. `check` raises once the call has no future. how_died: of a rank, in words;
-    "" if it lives. is_it_alive: what a rank does that waits for nobody, in words. is_stopped: by a
-    signal or a debugger, wherever it was."""
+    """The watch over one call. `check` raises once the call can't complete. how_died: how a rank
+    died, in words; "" if it lives. is_it_alive: what a rank that isn't waiting does, in words.
+    is_stopped: by a signal or a debugger, wherever it was."""
 
     def __init__(self, status: SharedStatus, timeout: float | None,
                  how_died: Callable[[int], str] = lambda rank: "",
@@ -43,7 +43,7 @@ class Watchdog:
         self._began, self._started = time.monotonic(), True
 
     def pause_s(self) -> float:
-        """How long the launcher may sleep until the next `check`."""
+        """Return the seconds that the launcher may sleep until the next `check`."""
         limit = self._timeout if self._started else _START_LIMIT_S
         left = _LOOK_EVERY_S if limit is None else self._began + limit - time.monotonic()
         return max(0.0, min(_LOOK_EVERY_S, left))
@@ -102,7 +102,7 @@ class Watchdog:
         return now - self._since >= _STILL_S
 
     def _labels(self) -> list[str]:
-        """Of the collectives in which strands wait."""
+        """List the collectives in which strands wait."""
         return [state.label for main, streams in self._seen
                 for state in (main, *(state for _, state in streams)) if state.doing != RETURNED]
 

@@ -1,4 +1,4 @@
-"""What others have printed about failures, beside our closed forms and our simulation."""
+"""Published results on failures, beside our closed forms and our simulation."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def measured_steps() -> list[MeasuredStep]:
 
 
 def measured_plan(row: MeasuredStep) -> Plan:
-    """What it is predicted to take."""
+    """Return the predicted plan of a measured step."""
     device = DEVICES[row.device]
     shape = gpt_shape(*SIZES[row.model], 50_368, row.positions, "flash")
     return predict(shape, servers(row.device, row.gpus // 8), row.layout, software=FOUNDRY,

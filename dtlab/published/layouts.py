@@ -3,9 +3,9 @@ didn't, each beside the planner's prediction.
 
 Source: The Ultra-Scale Playbook, 2025, figures of its interactive benchmarks: one step of each,
 without repeats (the same layout measured twice can differ by several times). The 3 B rows gave the
-numbers of `EAGER`, the 8 B rows check them; what terms there are was found looking at both. 4,096
+numbers of `EAGER`, the 8 B rows check them; which terms there are was found looking at both. 4,096
 positions, 256 samples a step, bf16 with float32 gradients, FlashAttention, 1F1B, sequence
-parallelism beside tensor parallelism, no recomputation. What crashed is not told from what lacked
+parallelism beside tensor parallelism, no recomputation. A crash is not told from a lack of
 memory.
 """
 
@@ -41,7 +41,7 @@ class MeasuredLayout(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Of those that ran: not ZeRO 0 in a pipeline, where 39 of 58 rows take 0.5 s (two stages)
+        """True if it ran without ZeRO 0 in a pipeline, where 39 of 58 rows take 0.5 s (two stages)
         or 1.0 to 1.2 s (more) longer for each micro-batch than with ZeRO 1, whatever they send; and
         below 68 GB, above which several collapse."""
         return (self.step_s is not None and (self.layout.stage == 1 or self.layout.pp == 1)
@@ -79,7 +79,7 @@ def _wires(gpus: int):  # type: ignore[no-untyped-def]
 
 
 def layout_plan(row: MeasuredLayout, software: Software = EAGER) -> Plan:
-    """What it is predicted to take."""
+    """Return the predicted plan of a measured layout."""
     return predict(MODELS[row.model], cluster_of(row.gpus), row.layout, device=H100,
                    precision="bf16, float32 gradients", software=software, wire=_wires(row.gpus))
 
@@ -98,7 +98,7 @@ class Accuracy(NamedTuple):
 
 
 def accuracy(rows: Iterable[MeasuredLayout], software: Software = EAGER) -> Accuracy:
-    """Of predictions of `rows`, all of which ran."""
+    """Return the accuracy of predictions of `rows`, all of which ran."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     steps, memories = [], []
     for row in rows:
@@ -117,7 +117,7 @@ def accuracy(rows: Iterable[MeasuredLayout], software: Software = EAGER) -> Accu
 
 
 def fits_right() -> float:
-    """Of all rows, the share of which it is rightly said whether the layout runs."""
+    """Return the share of rows for which it is rightly predicted whether the layout runs."""
     rows = measured_layouts()
     return sum((row.step_s is not None) == (not layout_plan(row).why_not)
                for row in rows) / len(rows)

@@ -60,8 +60,8 @@ CONTEXTS = [Row(f"Llama 2 7B, {1024 * k:,} positions", _LLAMA._replace(positions
 
 
 def nemo_plan(row: Row, software: Software = NEMO) -> Plan:
-    """What it is predicted to take: activations, keys and values travel beside computation, and the
-    loss's kernel is fused."""
+    """Return the predicted plan of a row: activations, keys and values travel beside computation,
+    and the loss's kernel is fused."""
     mesh = {"pp": row.pp, "dp": row.gpus // (row.tp * row.pp * row.cp), "cp": row.cp, "tp": row.tp}
     chunks = row.chunks if row.shape.layers % (row.pp * row.chunks) == 0 else 1
     layout = Layout(mesh, row.micro_batch, row.batch // mesh["dp"] // row.micro_batch,
@@ -77,7 +77,7 @@ def nemo_tokens(row: Row, software: Software = NEMO) -> float:
 
 
 def deepseek_hours() -> float:
-    """Of a GPU, for 14.8 T tokens on 2,048, predicted."""
+    """Return the GPU hours predicted for 14.8 T tokens on 2,048 GPUs."""
     layout = Layout({"pp": 16, "dp": 2, "ep": 64}, 1, 120, "DualPipe-V", 2, 1, "selective",
                     balanced=True, overlap_tp=True)
     found = predict(SHAPES["DeepSeek-V3"], servers("h100", 256), layout, device=H100,

@@ -57,9 +57,9 @@ MEGATRON_TABLE_2 = [
 
 def megatron_plan(_printed: float, layers: int, hidden: int, heads: int, tp: int, pp: int,
                   gpus: int, batch: int, micro_batch: int | None, stage: int) -> Plan:
-    """What a row of those tables is predicted to take, with full recomputation and without chunks;
-    ZeRO 3 as it was then: one ring a group, and nothing overlapped. Where the micro-batch isn't
-    said: the best one."""
+    """Return the predicted plan of a row of those tables, with full recomputation and without
+    chunks; ZeRO 3 as it was then: one ring a group, and nothing overlapped. If the table doesn't
+    say the micro-batch: the best one."""
     topology, dp = servers("a100", gpus // 8), gpus // tp // pp
     wire = wires(topology, rails=stage < 3)
     return max((predict(gpt_shape(layers, hidden, heads), topology, Layout(
@@ -70,8 +70,8 @@ def megatron_plan(_printed: float, layers: int, hidden: int, heads: int, tp: int
 
 
 def megatron_pairs() -> list[tuple[bool, bool]]:
-    """Of the two layouts of each model and number of GPUs in table 2: was the first one faster, and
-    is it so predicted?"""
+    """Return, for the two layouts of each model and number of GPUs in table 2, whether the first
+    one was faster, and whether it is predicted to be."""
     pairs = [(a, b) for a, b in combinations(MEGATRON_TABLE_2, 2)
              if a[0] == b[0] and a[6] == b[6]]
     return [(a[-1] > b[-1], megatron_plan(*a[:-1]).device_flops
@@ -104,7 +104,7 @@ TORCHTITAN_ROWS: list[tuple[str, int, Layout, Software, Recipe, float, float | N
 
 def torchtitan_plan(model: str, hosts: int, layout: Layout, software: Software, recipe: Recipe
                     ) -> Plan:
-    """What a row of its tables is predicted to take, on GPUs of 96 GB and 500 W."""
+    """Return the predicted plan of a row of its tables, on GPUs of 96 GB and 500 W."""
     return predict(SHAPES[model], servers("h100-96", hosts), layout, device=DEVICES["h100-96"],
                    precision=recipe, software=software)
 
@@ -116,7 +116,7 @@ LLAMA_3_ROWS = [(8192, {"pp": 16, "dp": 64, "tp": 8}, 8192, 32, 430),
 
 
 def llama_3_plan(gpus: int, mesh: dict[str, int], positions: int, micro_batches: int) -> Plan:
-    """What a row of its table is predicted to take, with two layers a chunk."""
+    """Return the predicted plan of a row of its table, with two layers a chunk."""
     layout = Layout(mesh, 1, micro_batches, "interleaved", 4, 1, "selective", True, balanced=True)
     return predict(SHAPES["Llama 3 405B"]._replace(positions=positions),
                    servers("h100", gpus // 8), layout, device=H100,

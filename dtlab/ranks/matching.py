@@ -14,7 +14,7 @@ _SIZES = 12  # up to this many vectors, each size is listed
 
 
 class Header(NamedTuple):
-    """What one side of a message says of it."""
+    """The description of a message by one of its sides."""
 
     kind: str  # "tensor" | "object"
     dtype: str = ""  # "float32"

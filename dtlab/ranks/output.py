@@ -1,4 +1,4 @@
-"""What the ranks print: labelled with the rank, in whole lines, cut if there is too much of it."""
+"""The output of ranks: labelled with the rank, in whole lines, cut if there is too much of it."""
 
 from __future__ import annotations
 

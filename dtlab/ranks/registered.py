@@ -28,14 +28,14 @@ class Registered(NamedTuple):
             costs(*names)(function)
 
     def parts(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """What each of them is, in words, and itself."""
+        """Yield each of them, after its description in words."""
         for what, things in zip(("algorithm", "closed form"), self, strict=True):
             for (collective, name), function in things:
                 yield f"the {what} {name!r} of {collective}", function
 
 
 def registered() -> Registered:
-    """What has been registered here, besides what every rank knows."""
+    """Return what has been registered here, besides what every rank knows."""
     algorithms = [((collective, name), function) for collective, named in IMPLEMENTATIONS.items()
                   for name, function in named.items()]
     return Registered(list(filter(_is_own, algorithms)), list(filter(_is_own, FORMS.items())))

@@ -67,7 +67,7 @@ def pack(value: Any) -> int:
 
 
 def unpack(fd: int, *, close: bool = True) -> Any:
-    """What `pack` put into this file. Large arrays in it are private views of the file."""
+    """Load what `pack` put into this file. Large arrays in it are private views of the file."""
     try:
         size = os.fstat(fd).st_size
         everything = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE)
@@ -152,7 +152,7 @@ def sending_back(rank: int, value: Any) -> Iterator[None]:
 
 def _culprit(function: Any, args: tuple[Any, ...], own: Registered,
              pickler: type[Pickler]) -> tuple[str, Any]:
-    """Where the first thing that does not pickle is, and the thing."""
+    """Find the first thing that does not pickle: its place, and the thing."""
     parts = [(f"the function {getattr(function, '__name__', function)!s}", function)]
     parts += [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
     parts += own.parts()

@@ -1,4 +1,4 @@
-"""Memory that nobody has written yet, as torch.empty gives it, made the same on every machine."""
+"""Uninitialized memory, as torch.empty gives it, made the same on every machine."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True)
 class ClockRun:
-    """What all workers did until `end_s`, in virtual time, under one rule of consistency."""
+    """The work of all workers until `end_s`, in virtual time, under one rule of consistency."""
 
     name: str
     workers: int
@@ -59,18 +59,18 @@ class ClockRun:
         return {w: [i for i in self.iterations if i.worker == w] for w in self.ranks}
 
     def current(self, worker: int, at_s: float) -> Iteration | None:
-        """What `worker` is doing at that time; None before its first iteration and after all."""
+        """Return `worker`'s iteration then; None before its first iteration and after all."""
         found = [i for i in self.of[worker] if i.asked_s <= at_s]
         return found[-1] if found and at_s < found[-1].done_s else None
 
     def clock(self, worker: int, at_s: float) -> int:
-        """How many clocks `worker` has behind it then."""
+        """Count the clocks that `worker` has behind it then."""
         ended = [i.clock + 1 for i in self.of[worker] if i.done_s <= at_s]
         now = self.current(worker, at_s)
         return max([*ended, now.clock if now else 0, 0])
 
     def blockers(self, waiting: Iteration, at_s: float) -> list[int]:
-        """For whom `waiting` waits at that time: those too far behind."""
+        """List the workers that `waiting` waits for at that time: those too far behind."""
         needed = waiting.clock - self.slack
         return [w for w in self.ranks if w != waiting.worker
                 and not any(i.done_s <= at_s and i.clock + 1 >= needed for i in self.of[w])]
@@ -83,7 +83,7 @@ class ClockRun:
 
     @cached_property
     def leads(self) -> list[tuple[float, int]]:
-        """For each read, in order: when, and by how many clocks it was ahead of the slowest."""
+        """Each read's time, in order, and the clocks by which it was ahead of the slowest."""
         return sorted((i.read_s, i.clock - min(self.clock(w, i.read_s) for w in self.ranks))
                       for i in self.iterations)
 
@@ -144,7 +144,7 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
         raise ConfigError(f"watch_clocks needs a worker and some time, not workers={workers}, "
                           f"end_s={end_s}")
     def body(comm: Comm) -> Any:
-        """Of the server: what it has watched. Of a worker: its times."""
+        """Run one node; return what the server has watched, or a worker's times."""
         watch = _Watch()
         node = ps.join(comm, consistency=consistency, update=watch)
         if node.is_server:

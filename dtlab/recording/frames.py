@@ -45,7 +45,7 @@ class Frame:
 
     @property
     def ranks(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks that take part."""
         return int(self.holds.shape[0])
 
     @property
@@ -61,7 +61,7 @@ class Frame:
 
     @property
     def done(self) -> bool:
-        """Whether every piece that matters is complete."""
+        """True if every piece that matters is complete."""
         return bool(self.complete.sum() == self.judged.sum())
 
     @property

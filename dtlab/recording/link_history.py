@@ -28,7 +28,7 @@ class LinkHistory:
 
     @property
     def end_s(self) -> float:
-        """When the last message has arrived."""
+        """The time when the last message has arrived."""
         return self.stretches[-1].end_s if self.stretches else 0.0
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Which rank has which piece, where pieces are only moved: each is known by its contents.
+"""The pieces that each rank has, where they are only moved: each is known by its contents.
 
 For gather, scatter, all-gather and all-to-all. Every element of the piece j that rank c gives says
 so: it holds `piece_numbers(p)[j, c]`. So a piece is found in any buffer, and a rank *has* what it
@@ -23,7 +23,7 @@ def piece_numbers(p: int) -> torch.Tensor:
 
 
 def pieces_in(data: torch.Tensor | None, p: int) -> np.ndarray:
-    """Which pieces are in `data`: found[j, c] for the piece j of rank c. Shape (p, p)."""
+    """Find the pieces in `data`: found[j, c] for the piece j of rank c. Shape (p, p)."""
     found = np.zeros(p * p + 1, bool)
     if data is not None:
         numbers = data.detach().reshape(-1).double().nan_to_num(0.0).numpy()

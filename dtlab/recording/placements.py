@@ -14,7 +14,7 @@ from dtlab.topology import Topology, link_bytes
 
 
 class Placed(NamedTuple):
-    """What one placement costs. links: (a, b) → bytes in the busier of its two directions."""
+    """The cost of one placement. links: (a, b) → bytes in the busier of its two directions."""
 
     elapsed_s: float
     links: dict[tuple[int | str, int | str], int]

@@ -41,7 +41,7 @@ RECORDED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree co
 
 
 class _Seen(NamedTuple):
-    """Of one rank: its notes, the buffer that shows its pieces, the one that shows them until that
+    """A rank's notes, the buffer that shows its pieces, the one that shows them until that
     changes (the same one, unless partial sums stand elsewhere), and what its function returned."""
 
     notes: Notes
@@ -136,7 +136,7 @@ def _record(fn: Callable[..., Any], title: str, spec: Spec, root: int) -> _Recor
 def _canvas(
     notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
 ) -> int:
-    """Which buffer shows the pieces: the result's if that lies in a whole vector; else the one in
+    """Choose the buffer to show: the result's if that lies in a whole vector; else the one in
     which the result, being one piece, stands in the rank's place; else the input's.
 
     0 if none does (a barrier moves no data at all).
@@ -278,7 +278,7 @@ class _Recording:
     def _carried(
         self, m: Message, sides: tuple[Posted | None, Posted | None]
     ) -> tuple[int, ...]:
-        """Which pieces a message carried: by its contents, or where they lay at one of its ends."""
+        """Return the pieces of a message: by its contents, or their places at one of its ends."""
         if self.spec.moves:
             found = ownership.pieces_in(sides[0].data if sides[0] else None, self.trace.ranks)
             return tuple(int(piece) for piece in np.flatnonzero(found.any(axis=1)))
@@ -296,7 +296,7 @@ class _Recording:
 
 
 def _counted(values: np.ndarray) -> np.ndarray:
-    """How often each contribution is there: whole numbers, though an average divides them."""
+    """Count each contribution: whole numbers, though an average divides them."""
     values = np.clip(values, -999, 999)  # what a learner's function leaves there may be anything
     whole = np.round(values)
     averaged = np.abs(values - whole).max(axis=2, keepdims=True, initial=0) > 1e-3

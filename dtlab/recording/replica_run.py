@@ -37,7 +37,7 @@ class PushReply(NamedTuple):
 
 
 class WorkerResult(NamedTuple):
-    """What a worker returns."""
+    """The return value of a worker."""
 
     replies: list[PushReply]
     last: float  # the weight that it reads in the end
@@ -109,7 +109,7 @@ def islands(cut_s: float | None = None, healed_s: float = NEVER_S,
 
 @dataclass(frozen=True)
 class ReplicaRun:
-    """What happened, in virtual time. `victim`: the copy that died, None if none did."""
+    """A recorded run, in virtual time. `victim`: the copy that died, None if none did."""
 
     name: str
     rule: ps.Replication
@@ -153,13 +153,13 @@ class ReplicaRun:
 
     @property
     def master_log(self) -> MasterLog:
-        """What the master has seen."""
+        """The log of what the master has seen."""
         found: MasterLog = self.values[MASTER]
         return found
 
     @cached_property
     def died_s(self) -> float:
-        """When the victim sent its last message; infinity if no copy died."""
+        """The time of the victim's last message; infinity if no copy died."""
         if self.victim is None or self.values[self.victim] is not None:
             return math.inf
         return max((m.start_s for m in self.trace.transfers if m.src == self.victim), default=0.0)

@@ -1,4 +1,4 @@
-"""What each collective starts from and must end with, in contributions."""
+"""The contributions that each collective starts from and must end with."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Spec(NamedTuple):
 
 
 def arguments(fn: Callable[..., Any], spec: Spec, rank: int, p: int, root: int) -> dict[str, Any]:
-    """What `fn` is called with, after the communicator: by the names of its parameters.
+    """Return the arguments of `fn` after the communicator, by the names of its parameters.
 
-    The first parameter after the communicator is the data if none is named x or parts. Whatever is
+    The first parameter after the communicator is the data if none is named x or parts. Data of
     only one piece lies in its place in a vector of all pieces, so that it can be shown there.
     """
     parameters = list(inspect.signature(fn).parameters.values())[1:]

@@ -13,7 +13,7 @@ from dtlab.machine import Machine
 
 
 class Region(NamedTuple):
-    """Where a tensor lies: `memory` is the address of its storage, the rest counts elements."""
+    """The place of a tensor: `memory` is the address of its storage, the rest counts elements."""
 
     memory: int
     first: int
@@ -31,7 +31,7 @@ class Posted(NamedTuple):
 
 
 class Notes:
-    """What one rank did: every buffer it sent, received into or added to, after each change.
+    """The record of one rank: every buffer it sent, received into or added to, after each change.
 
     history[memory]: (when, copy of the whole buffer), oldest first.
     sent, received: its side of every message, in the order in which they were posted.
@@ -61,7 +61,7 @@ class Notes:
 
 
 def _copied(buffer: torch.Tensor) -> torch.Tensor:
-    """A copy in which memory that nobody has written yet (NaN, see `unwritten_is_nan`) is 0."""
+    """Return a copy in which memory not yet written (NaN, see `unwritten_is_nan`) is 0."""
     return buffer.nan_to_num(0.0, 0.0, 0.0) if buffer.is_floating_point() else buffer.clone()
 
 
@@ -75,7 +75,7 @@ def as_floats(x: Any) -> Any:
 
 
 def region_of(tensor: Any) -> Region | None:
-    """Where the data of a tensor lies; None for other objects, empty and scattered tensors."""
+    """Return the place of a tensor's data; None for other objects, empty and scattered tensors."""
     tensor = as_floats(tensor)
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
         return None

@@ -1,4 +1,4 @@
-"""Which all-reduce on which wires? Choose cluster, size and algorithm; see which links it fills."""
+"""A widget of all-reduces on wires: choose cluster, size and algorithm; see the links filled."""
 
 from __future__ import annotations
 

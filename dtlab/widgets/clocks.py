@@ -1,4 +1,4 @@
-"""Who waits for whom: choose a rule and how fast the workers are, and move through time."""
+"""A widget of workers and their waits: choose a rule and paces, and move through time."""
 
 from __future__ import annotations
 

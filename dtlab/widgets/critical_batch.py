@@ -27,7 +27,7 @@ class CriticalBatchExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return self._draw(*self._choice())
 
     def _choice(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What all widgets share: controls on top, a picture that changes in place, its words below."""
+"""The base of all widgets: controls on top, a picture that changes in place, its words below."""
 
 from __future__ import annotations
 

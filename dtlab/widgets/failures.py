@@ -57,7 +57,7 @@ class FailureExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return _draw(*self._choice())
 
     def _choice(self) -> tuple[float, float, float, float, str]:

@@ -1,4 +1,4 @@
-"""Does it fit? A real model, ranks, a stage of ZeRO, and a device's memory."""
+"""The memory of a real model, by ranks, a stage of ZeRO, and a device's memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MemoryExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return model_memory(*self._choice())
 
     def _choice(self) -> tuple[str, int, int, str, int, str, float]:

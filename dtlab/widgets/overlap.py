@@ -1,4 +1,4 @@
-"""Which strategy, which bucket, on which network: how much of the communication hides?"""
+"""The communication that overlap hides, by strategy, bucket and network."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OverlapExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return self._draw()
 
     def _draw(self) -> Picture:

@@ -1,4 +1,4 @@
-"""Where should the servers live? Choose, with numbers of your own, and see which link fills."""
+"""A widget of placements of servers: choose one, with your own numbers; see which link fills."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlacementExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return self._draw(*self._choice())
 
     def _choice(self) -> tuple[str, int, int, float, int]:

@@ -1,4 +1,4 @@
-"""Which layout is the fastest? A model, a cluster, a device's memory, and the order of the axes."""
+"""The fastest layouts, by model, cluster, a device's memory, and the order of the axes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PlanExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return self._picture()
 
     def best(self) -> list[Plan]:
@@ -152,8 +152,8 @@ def _shown_ranks(layout: Layout) -> list[int]:
 
 
 def _simulated(_: Comm, best: Plan, network: Topology) -> tuple[float, Trace]:
-    """How long a step takes, what ranks compute and when they wait: of the messages there are too
-    many to be drawn."""
+    """Simulate a step: return its seconds, and a trace without its messages, which are too many to
+    be drawn."""
     ran = simulate(best.step, network=network)
     trace = ran.trace
     return ran.elapsed_s, Trace(trace.ranks, (), trace.spans, waits=trace.waits, virtual=True)

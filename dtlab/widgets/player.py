@@ -69,7 +69,7 @@ class Player(anywidget.AnyWidget):
 
     @abstractmethod
     def _answer(self) -> Json:
-        """What `choice` shows. May put right what doesn't go together in `choice`."""
+        """Return what `choice` shows. May correct values in `choice` that don't go together."""
 
     @abstractmethod
     def static(self) -> Picture:
@@ -89,7 +89,7 @@ class Player(anywidget.AnyWidget):
 
     @property
     def words(self) -> str:
-        """What stands below the drawing: the same in words, or why it can't be shown."""
+        """The text below the drawing: the same in words, or why it can't be shown."""
         alarm = self.show.get("alarm") if self.at == self.show["at"] else None
         text: str = alarm or self.show["moments"][self.at]["words"]
         return text
@@ -134,6 +134,6 @@ def slider(name: str, label: str, options: Sequence[Any]) -> Json:
 
 
 def looks(ranks: int) -> list[Json]:
-    """How each rank looks in a drawing."""
+    """Return the look of each rank in a drawing."""
     return [{"color": style.color, "ink": style.ink, "hatch": style.hatch}
             for style in map(rank_style, range(ranks))]

@@ -61,7 +61,7 @@ class RankGrid(Explorer):
             self._say(f"{self._alt} Printed: {' | '.join(lines[:40])}")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return self._draw()
 
     def _failed(self, error: BaseException, count: int) -> None:

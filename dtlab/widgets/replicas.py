@@ -57,7 +57,7 @@ class ReplicaExplorer(Explorer):
         return self._run(*self._choice())
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return replicas(self.run)
 
     def _choice(self) -> Choice:
@@ -87,7 +87,7 @@ class ReplicaExplorer(Explorer):
         self._prepare(now, self._neighbours(now))
 
     def _neighbours(self, now: Choice) -> list[Choice]:
-        """What one move of one control leads to, the likeliest first."""
+        """List the choices one move of one control away, the likeliest first."""
         rule, fate, moment, heal = now
         near = [moment + 1, moment - 1, moment + 2, moment - 2] if fate != "nothing" else []
         heals = list(HEALS) if fate.startswith("cut") else []

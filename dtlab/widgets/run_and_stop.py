@@ -74,7 +74,7 @@ class RunAndStop:
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
-    """What `work` returns or raises."""
+    """Return what `work` returns or raises."""
     try:
         return work()
     except KeyboardInterrupt:

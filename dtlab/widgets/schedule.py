@@ -1,4 +1,4 @@
-"""Which pipeline schedule, with what costs? And what if one cell of the grid changes?"""
+"""A widget of pipeline schedules: choose one and its costs, and change cells of its grid."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ScheduleExplorer(Player):
                           "chunks": chunks, "F": 1.0, "W": 1.0, "latency": 0.0, "grid": ""})
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         now = self.choice
         return schedule(Schedule.parse(now["grid"]), F=now["F"], B=B, W=now["W"],
                         comm=now["latency"], title=now["schedule"], room=8)

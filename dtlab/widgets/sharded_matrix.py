@@ -27,7 +27,7 @@ class ShardedMatrixExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return sharded_matrix(*self._choice(), room=4)
 
     def _choice(self) -> tuple[str, int, bool, int, int]:

@@ -19,7 +19,7 @@ ON_A_PAGE = range(2, 9)  # ranks, where no kernel records others
 
 
 class Stepper(Player):
-    """Who holds which piece with whose contributions, after each step.
+    """The pieces that each rank holds, with their contributions, after each step.
 
     Choose collective, algorithm and number of ranks from lists that read the registry; or give
     `fn(comm, x)`, such as your own ring, and watch that: `collective` then says what it ought to

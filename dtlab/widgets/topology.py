@@ -158,7 +158,7 @@ def _at(place: Any) -> list[float]:
 
 
 def _moments(history: LinkHistory) -> list[float]:
-    """When each stretch begins, and the end; of very many, some."""
+    """Return the start of each stretch, and the end; only some if there are very many."""
     times = [stretch.start_s for stretch in history.stretches] + [history.end_s]
     if len(times) <= MOST_MOMENTS:
         return times

@@ -1,4 +1,4 @@
-"""How long would it train, and would it fit?"""
+"""The time to train a model, and whether it fits in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrainingTimeExplorer(Explorer):
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
-        """What is shown, as a matplotlib figure."""
+        """Return the picture that is shown, as a matplotlib figure."""
         return training_time(*self._choice())
 
     def _choice(self) -> tuple[str | float, float, str, int, float, bool]:

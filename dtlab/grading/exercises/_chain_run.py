@@ -224,7 +224,7 @@ def copied(sent: Any) -> Any:
 
 
 def checked(sent: Any, nodes: int) -> list[tuple[Name, ChainMessage]]:
-    """What the learner's function returned, or `TypeError` in one sentence."""
+    """Return the messages of the learner's function, or raise `TypeError` in one sentence."""
     if not isinstance(sent, (list, tuple)):
         raise TypeError(f"the answer returned {type(sent).__name__}, not the list of (to, message) "
                         f"that it sends")

@@ -1,4 +1,4 @@
-"""What the exercises on pipeline schedules judge alike: rows of actions, as text."""
+"""Judges shared by the exercises on pipeline schedules: of rows of actions, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exercises on parameter servers share: one step of SGD over them."""
+"""Code shared by the exercises on parameter servers: one step of SGD over them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dtlab.grading.standard import COLLECTIVES, one_mean, real, sum_bytes, value
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
-    """What the learner's function gets: of samples (b, n), the gradient (n,) of a mean loss."""
+    """Return the gradient (n,) of a mean loss over samples (b, n), for the learner's function."""
     return torch.sin(samples).mean(0)
 
 

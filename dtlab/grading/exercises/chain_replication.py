@@ -39,7 +39,7 @@ def run_all(receive: Receive, nodes: int, schedules: Sequence[int],
 
 def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ...], stride: int
              ) -> Iterator[list[Crash]]:
-    """When the victims could die, one after the other: a moment for each of them."""
+    """Yield times at which the victims could die, one after the other: a moment for each."""
     if not victims:
         yield []
         return
@@ -50,9 +50,9 @@ def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ..
 
 
 def count_messages(receive: Receive, nodes: int, schedule: int) -> list[int]:
-    """How many messages the nodes send for one add, after all earlier ones have ended; how many
-    when the node next to the head dies after that; how many requests stay unanswered if it dies at
-    once."""
+    """Count the messages that the nodes send for one add, after all earlier ones have ended; those
+    that they send when the node next to the head dies after that; and the requests that stay
+    unanswered if it dies at once."""
     run = ChainRun(receive, nodes, schedule)
     counts = []
     for happens in (run.settle, run.client.add, partial(run.kill, 1)):
@@ -68,7 +68,7 @@ def count_messages(receive: Receive, nodes: int, schedule: int) -> list[int]:
 
 
 def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
-    """What `receive` returned, call after call. Each node has variables of its own, as it would
+    """Record what `receive` returns, call by call. Each node has variables of its own, as it would
     have on a machine of its own."""
     answers: list[Any] = []
     fresh = cloudpickle.dumps(receive)
@@ -90,8 +90,8 @@ def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
 
 
 def _replayed(case: Case, outcome: Outcome) -> list[Any]:
-    """What comes of the learner's answers. The client and the network keep their books here, where
-    no answer reaches them; [] if these can't be the answers to their messages."""
+    """Replay the learner's answers. The client and the network keep their records here, where no
+    answer reaches them; [] if these can't be the answers to their messages."""
     answers = iter(outcome.values[0])
     try:
         return list(case.facts["experiment"](lambda *_: next(answers), *case.args[0]))

@@ -103,12 +103,12 @@ def _build(seed: int) -> list[Check]:
     draw = generator(seed)
 
     def named(count: int) -> list[str]:
-        """In order, with gaps, so that nobody sees which server is missing."""
+        """Draw names in order, with gaps, so that none shows which server is missing."""
         numbers = draw.choice(range(1000, 10_000), count, replace=False)
         return [f"server-{number}" for number in sorted(numbers)]
 
     def drawn_keys(n: int) -> list[str]:
-        """Of no other case: a process serves many, and may remember what it answered."""
+        """Draw keys of no other case: a process serves many, and may remember its answers."""
         model = draw.integers(10**9)
         return [f"model{model}.layer{number}" for number in range(n)]
 

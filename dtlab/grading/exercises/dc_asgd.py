@@ -81,7 +81,7 @@ def train(function: Answer, seed: int) -> list[torch.Tensor]:
 
 
 def loss_of(weights: Sequence[torch.Tensor], seed: int) -> float:
-    """What the referee says that weights are worth; ∞ if they are not those of the model."""
+    """Return the loss of weights, for the referee; ∞ if they are not those of the model."""
     model, (data, _) = MLP((64, 32, 10)), digits(F64)
     like = model.parameters(seed, F64)
     if len(weights) != len(like) or not all(

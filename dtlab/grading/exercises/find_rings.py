@@ -61,8 +61,8 @@ def _bundled(ranks: int) -> Links:
 
 
 def _halves(ranks: int, joined: int) -> Links:
-    """Two halves, joined by so many wires: each ring needs two. As many links, however they are
-    joined: the fewer between the halves, the more inside."""
+    """Join two halves by `joined` wires: each ring needs two. The number of links is always the
+    same: the fewer between the halves, the more inside."""
     half = ranks // 2
     links = dict.fromkeys(combinations(range(half), 2), 1)
     links |= dict.fromkeys(combinations(range(half, ranks), 2), 1)

@@ -36,7 +36,7 @@ def _case(ranks: int, group: int, n: int, seed: int, dtype: torch.dtype = F32, *
 
 
 def _own_sums(case: Case, outcome: Outcome) -> Verdict:
-    """Of other collectives than the one that does just what the exercise asks for."""
+    """Judge the values; fail an answer that calls the library's algorithm for this exercise."""
     for message in outcome.trace.transfers:
         if found := re.search(r"algorithm=(hierarchical|torus)", message.label):
             return Verdict(False, found[0], "an algorithm of your own", shows="the library's own")

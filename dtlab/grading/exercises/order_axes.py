@@ -53,7 +53,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(servers: int, gpus: int, card_Bps: float = CARD_BPS, **axes: tuple[int, float]
              ) -> Case:
-        """Of each axis up to twice the bytes, or those of another axis."""
+        """Build a case in which each axis sends up to twice its bytes, or those of another axis."""
         first, other = (varied(seed, len(axes), servers, gpus, axes, of) for of in ("name", "sent"))
         names = sorted(axes)[first:] + sorted(axes)[:first]
         sizes = {name: axes[name][0] for name in names}

@@ -23,7 +23,7 @@ LAYER_S = 1e-4  # of a layer's backward, times its factor
 
 
 class Layer:
-    """What the learner's function gets: `backward()` computes the gradient, once, and takes time;
+    """A layer for the learner's function: `backward()` computes the gradient, once, and takes time;
     the layer after must have computed its own before."""
 
     def __init__(self, compute: Callable[[int], Tensor], number: int):
@@ -63,7 +63,7 @@ def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[[int]
 
 
 def _exposed(case: Case, outcome: Outcome) -> Verdict:
-    """What is left when each reduction begins as soon as its gradient is there, one at a time."""
+    """Compare exposed time with reductions begun once their gradients are there, one at a time."""
     gradients, seconds = case.facts["gradients"], case.facts["seconds"]
     computed = reduced = 0.0
     for gradient, layer_s in zip(reversed(gradients), reversed(seconds), strict=True):

@@ -33,7 +33,7 @@ class Hall(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one all-reduce of the job takes."""
+    """The cost of one all-reduce of the job."""
 
     elapsed_s: float
     spine_bytes: int

@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class Disk(UserDict[str, Any]):
-    """What is put here stays when the process dies: a copy of it."""
+    """A disk: copies of the values put here, which stay when the process dies."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         file = io.BytesIO()
@@ -55,7 +55,7 @@ class Part(SimpleNamespace):
 
 
 class Job:
-    """What a script builds before it trains. The referee takes its steps: from the disk, indices,
+    """A script's state before it trains. The referee takes its steps: from the disk, indices,
     mask, rate, weights and velocities it makes the next weights and velocities, by samples that it
     does not show; None: the process dies."""
 

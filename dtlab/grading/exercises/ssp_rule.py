@@ -125,8 +125,8 @@ def _run(name: str, paces: list[list[float]], staleness: float) -> Case:
 
 
 def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[float]]:
-    """When each worker begins each iteration under SSP: once it is free, and the slowest has ended
-    iteration c − s − 1."""
+    """Return the time at which each worker begins each iteration under SSP: once it is free, and
+    the slowest has ended iteration c − s − 1."""
     begins: list[list[float]] = [[] for _ in paces]
     ends: list[list[float]] = [[] for _ in paces]
     for c, worker in product(range(len(paces[0])), range(len(paces))):
@@ -139,9 +139,9 @@ def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[fl
 
 
 def begins(early: bool = True, late: bool = True) -> Judge:
-    """Does each worker begin each iteration when SSP lets it, by the referee's own trace? early,
-    late: which of the two is wrong; where a worker never begins, nobody is ahead, which proves
-    nothing, and is wrong too."""
+    """Judge, by the referee's own trace, whether each worker begins each iteration when SSP lets
+    it. early, late: which of the two is wrong. A worker that never begins is wrong too, though no
+    worker is ahead then."""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         s, promises = case.facts["staleness"], [
             "no worker more than s ahead"] * early + ["a worker s ahead or less goes on"] * late

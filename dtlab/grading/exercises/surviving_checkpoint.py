@@ -72,7 +72,7 @@ class Disk:
                               f"{name!r:.40}")
 
     def after(self, became: str) -> dict[str, bytes]:
-        """What the next process finds."""
+        """Return the files that the next process finds."""
         return {name: data[:int(len(data) * SAFE[became])] if name in self._unsynced else data
                 for name, data in self._files.items()}
 
@@ -106,9 +106,9 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
 
 
 class Plan(NamedTuple):
-    """What happens to the processes that share a disk: each kill ends one; of the last two, one
-    saves and ends, and one loads. damage: to which of the files, at last, if there are as many;
-    of all its bytes, or of one bit."""
+    """A plan for the processes that share a disk: each kill ends one; of the last two, one saves
+    and ends, and one loads. damage: the index of the file that is damaged at last, if there are as
+    many files; all of its bytes, or one bit."""
 
     kills: Sequence[Kill] = ()
     saves: int = 3  # of each process
@@ -136,7 +136,7 @@ class Process:
         self._loaded = False
 
     def begin(self, comm: Comm) -> dict[str, bytes]:
-        """What the process before has left."""
+        """Return the files that the process before has left."""
         files: dict[str, bytes] = {}
         if self._rank:
             files, self._done, self._begun = comm.recv_object(self._rank - 1)
@@ -147,7 +147,7 @@ class Process:
 
     def go_on(self, comm: Comm, log: Sequence[Sequence[Any]], *loaded: Any
               ) -> tuple[int, Tensor] | None:
-        """The process has loaded or saved. What it saves next; None: it ends."""
+        """Go on after a load or a save. Return what the process saves next; None: it ends."""
         for operation, *of in log[:LOG]:
             if operation not in ("write", "sync", "rename", "remove"):
                 raise ConfigError(f"a disk has no {operation!r:.20}")

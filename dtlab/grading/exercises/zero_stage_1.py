@@ -71,7 +71,7 @@ def _shard_bytes(case: Case) -> int:
 
 
 def _inside(case: Case, outcome: Outcome) -> list[int]:
-    """What each rank has sent to those that train with it."""
+    """Count the bytes that each rank has sent to those that train with it."""
     n = case.facts["shards"]
     return [sum(m.nbytes for m in padded(outcome).transfers
                 if m.src == rank and m.dst // n == rank // n) for rank in range(case.ranks)]

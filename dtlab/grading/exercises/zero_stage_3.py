@@ -30,7 +30,7 @@ SLACK = 1.02  # of bytes: counts and other small messages
 
 
 class Layer:
-    """y = tanh(x @ W) with a (width, width) matrix W that somebody else holds, as a flat vector."""
+    """y = tanh(x @ W) with a (width, width) matrix W, held elsewhere as a flat vector."""
 
     def __init__(self, width: int, used: list[Any]):
         self.width, self.numel = width, width * width
