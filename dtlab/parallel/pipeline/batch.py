@@ -26,6 +26,9 @@ def micro_batches(x: Tensor | None, m: int) -> Sequence[Tensor | None]:
     do, is no change of the others for autograd."""
     if x is None or x.requires_grad:
         return [None] * m if x is None else x.chunk(m)
+    if x.is_inference():  # of which torch doesn't count the changes
+        with torch.inference_mode(False):
+            x = x.clone()
     return [part.data for part in x.chunk(m)]
 
 
