@@ -239,7 +239,7 @@ class Stage3(Stage2):
         super().__init__(*args)
         self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
         self._readers = 0  # how many `gathered` are there, one within the other?
-        self._running = set[Unit]()  # in forward, which may call autograd.grad
+        self._running = list[Unit]()  # in forward, perhaps in one that checkpointing runs within it
         for unit in self.units:
             unit.use = self._use
         for layer, names in zip(self.layers, self.owned, strict=True):
@@ -260,18 +260,17 @@ class Stage3(Stage2):
 
         def before(*_: Any) -> None:
             torch_func_differentiates(allowed=unit.whole is not None)
-            if not in_autograd():
-                self._running.add(unit)
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
-            self._running.discard(unit)
+            self._running.remove(unit)
             if not in_autograd() and not self._readers:  # unless checkpointing runs it again
                 unit.take_row()
                 unit.free()
             before_backward_of(outputs, before)
 
         layer.register_forward_pre_hook(Hook(before), prepend=True)  # others read weights
+        layer.register_forward_pre_hook(Hook(lambda *_: self._running.append(unit)), prepend=True)
         layer.register_forward_hook(Hook(after), always_call=True)
 
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values

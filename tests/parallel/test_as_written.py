@@ -116,6 +116,10 @@ def two_backwards(model: Any, x: Tensor) -> None:
     y.sum().backward()
 
 
+def checkpointed(model: Any, x: Tensor) -> None:
+    checkpoint(model, x, use_reentrant=False).square().mean().backward()
+
+
 def two_forwards(model: Any, x: Tensor) -> None:
     (model(x) * model(x.flip(0))).mean().backward()
 
@@ -262,6 +266,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "a hook that reads a weight": (shifted, mean),
     "clamped": (clamped, mean),
     "descending": (descending, mean),
+    "descending, checkpointed": (descending, checkpointed),
     "skips a layer": (lambda net, x: net.layers[2](net.layers[0](x)), mean),
 }
 

@@ -55,6 +55,11 @@ def test_every_schedule_runs_and_reads_as_it_prints(
     assert Schedule.from_csv(schedule.to_csv()) == schedule
 
 
+def test_a_rank_without_actions_stays_in_csv() -> None:
+    schedule = Schedule.of([[], *gpipe(2, 2).rows, []])
+    assert Schedule.from_csv("\n" + schedule.to_csv() + "  ") == schedule
+
+
 def torchs(kind: Any, p: int, m: int) -> str:
     """What torch's own schedule of two stages a rank writes as CSV, without its process groups."""
     schedule = object.__new__(kind)
@@ -187,6 +192,7 @@ def test_text_that_is_no_schedule_says_so(text: Any, says: str) -> None:
     (lambda: gpipe(0, 3), "p, the ranks, must be a whole number"),
     (lambda: zb_v(2, 1.5), "m, the micro-batches,"),
     (lambda: interleaved(2, 2, 0), "v, the chunks,"),
+    (Schedule.of([[]]).check, "the schedule has no actions"),
     (lambda: gpipe(2, 2).time(F=-1), "time: F must be 0 seconds or more"),
     (lambda: gpipe(2, 2).time(B=1, W=2), "contains W=2"),
     (lambda: gpipe(2, 2).time(comm=float("nan")), "comm must be"),

@@ -65,6 +65,11 @@ def in_place(layer: Layer, x: Any) -> Any:
     return layer.linear(x.mul_(2) if layer.number else x)
 
 
+def inputs_in_place(layer: Layer, x: Any) -> Any:
+    """The first layer changes the batch, and needs in backward what it has made of it."""
+    return layer.linear(x) if layer.number else x.tanh_() * layer.linear.weight[0]
+
+
 def layers(use: Any = None) -> list[Layer]:
     return [Layer(number, use) for number in range(8)]
 
@@ -103,7 +108,7 @@ def pipelined(comm: dtlab.Comm, schedule: str, use: Any, batches: list[tuple[Ten
     losses = []
     for x, y in batches:
         rows = slice(dp.rank * len(x) // dp.size, (dp.rank + 1) * len(x) // dp.size)
-        losses.append(float(pipe.step(x[rows], y[rows], loss_fn)))
+        losses.append(float(pipe.step(x[rows].clone(), y[rows], loss_fn)))
     return losses, gradients(mine)
 
 
@@ -111,7 +116,7 @@ def one_device(use: Any, batches: list[tuple[Tensor, Tensor]], loss_fn: Any) -> 
     made = layers(use)
     losses = []
     for x, y in batches:
-        loss = loss_fn(nn.Sequential(*made)(x), y)
+        loss = loss_fn(nn.Sequential(*made)(x.clone()), y)
         loss.backward()
         losses.append(float(loss))
     return losses, gradients(made)
@@ -131,6 +136,7 @@ PADDED = torch.tensor([0, 1, -100, 2, -100, -100, 3, 0])
 BATCHES: dict[str, tuple[Any, list[tuple[Tensor, Tensor]], Any]] = {
     "a dict between stages": (as_dict, [(data(0), data(1))], mse_loss),
     "inputs changed in place": (in_place, [(data(0), data(1))], mse_loss),
+    "the batch changed in place": (inputs_in_place, [(data(0), data(1))], mse_loss),
     "shapes that change": (None, [(data(0), data(1)), (data(2, 4), data(3, 4)),
                                   (data(4, 12), data(5, 12))], mse_loss),
     "two frozen layers": (frozen_below(2), [(data(0), data(1))], mse_loss),
@@ -413,6 +419,32 @@ def test_ranks_with_batches_of_their_own_are_told(of: int) -> None:
 def test_what_has_no_halves_is_refused_where_a_schedule_halves(wrap: Any, says: str) -> None:
     batch = [(data(0, 16), data(1, 16))]
     assert says in refused(lambda comm: pipelined(comm, "ZB-H1", None, batch, mse_loss, wrap), 4)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_extras_that_a_stage_changes_in_place_are_refused(recompute: bool) -> None:
+    """On one device the next stage would get what it made of them."""
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x) + shift.mul_(2)
+
+    def step(comm: dtlab.Comm) -> None:
+        pipe = pipeline.Pipeline(Shifted(4, 4).double(), pipeline.gpipe(2, 2), comm,
+                                 recompute=recompute)
+        pipe.step(data(0), data(1), mse_loss, data(2))
+
+    with pytest.raises(dtlab.RankFailed, match="stage 0 changes an extra in place"):
+        on("simulator", step, ranks=2)
+
+
+def test_a_tied_parameter_in_zero_3_is_refused() -> None:
+    def make(comm: dtlab.Comm) -> None:
+        layer = nn.Linear(4, 4)
+        stage, _ = zero(layer, comm.subgroup([comm.rank]), 3)
+        pipeline.Pipeline(stage, pipeline.gpipe(2, 2), comm, tied={"w": layer.weight})
+
+    with pytest.raises(dtlab.RankFailed, match="'w', which is tied, can't be in ZeRO 3"):
+        on("simulator", make, ranks=2)
 
 
 class Counted(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from operator import call
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_same_batch, check_whole_batch
 from dtlab.parallel.pipeline.action import Action
+from dtlab.parallel.pipeline.batch import as_tensor, micro_batches, unchanged
 from dtlab.parallel.pipeline.form import Form, Received, joined, taken_apart
 from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights, check_halved
 from dtlab.parallel.pipeline.mean import check_mean, counted
@@ -116,9 +118,9 @@ class Pipeline:
         Raises `ConfigError` unless the schedule's micro-batches divide the batch; and if one of
         torch's losses is given that has another mean.
         """
-        targets = _tensor("targets", targets)
+        targets = as_tensor("targets", targets)
         check_mean(loss_fn, targets)
-        check_same_batch(self.comm, _tensor("inputs", inputs), targets)
+        check_same_batch(self.comm, as_tensor("inputs", inputs), targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
         if total is not None and counted(targets):
@@ -152,8 +154,8 @@ class Pipeline:
     def _begin(self, inputs: Any, targets: Any, *extras: Tensor) -> None:
         """Cut the batch."""
         m = self.schedule.micro_batches
-        whole = [_tensor("inputs", inputs), targets,
-                 *(x if x is None else _tensor("extras", x) for x in extras)]
+        whole = [as_tensor("inputs", inputs), targets,
+                 *(x if x is None else as_tensor("extras", x) for x in extras)]
         if m > 1 and torch.is_grad_enabled() and any(x is not None and x.grad_fn for x in whole):
             raise ConfigError("each micro-batch would run backward through what has computed a "
                               "pipeline's inputs, targets or extras; let a stage compute them, or "
@@ -165,7 +167,7 @@ class Pipeline:
         if len(set(sizes)) > 1:
             raise ConfigError(f"inputs, targets and extras must have equally many samples, not "
                               f"{', '.join(map(str, sizes))}")
-        cut = [[None] * m if x is None else x.chunk(m) for x in whole]
+        cut = [micro_batches(x, m) for x in whole]
         self.batch = [(x, y, tuple(more)) for x, y, *more in zip(*cut, strict=True)]
         self.saved: dict[tuple[int, int], Any] = {}  # by (stage, micro-batch)
         self.outputs: dict[int, Any] = {}  # of the last stage, by micro-batch
@@ -235,9 +237,10 @@ class Pipeline:
                     inputs.append(leaf)
             x = tree_map(came.__getitem__, form.places)
         module = self.modules[stage]
+        run = self._recomputed if self.recompute and torch.is_grad_enabled() else call
         try:
-            recompute = self.recompute and torch.is_grad_enabled()
-            y = self._recomputed(module, x, *extras) if recompute else module(x, *extras)
+            with unchanged(extras, f"stage {stage}"):
+                y = run(module, x, *extras)
         except RuntimeError as error:
             if not stage or isinstance(error, DtlabError):
                 raise
@@ -259,8 +262,8 @@ class Pipeline:
     def _recomputed(self, module: nn.Module, *inputs: Any) -> Any:
         """Its outputs, of which only the inputs are kept: copies are changed in place."""
         changes = {name: b._version for name, b in module.named_buffers()}
-        y = checkpoint(lambda *kept: module(*tree_map_only(Tensor, torch.clone, kept)), *inputs,
-                       use_reentrant=False)
+        y = checkpoint(lambda x, *extras: module(tree_map_only(Tensor, torch.clone, x), *extras),
+                       *inputs, use_reentrant=False)
         for name, b in module.named_buffers():
             if b._version != changes[name]:
                 raise ConfigError(f"recompute would change {name!r} twice for each micro-batch: "
@@ -340,11 +343,3 @@ class Pipeline:
     def _device(self) -> torch.device:
         p = next((p for module in self.modules.values() for p in module.parameters()), None)
         return self.comm.device if p is None else p.device
-
-
-def _tensor(what: str, x: Any) -> Tensor:
-    try:
-        return torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"a pipeline's {what} are one tensor, cut along its first dimension, not "
-                          f"{short(x)}") from None

@@ -91,7 +91,7 @@ class Schedule:
         """As torch.distributed.pipelining's `_load_csv` reads it: a row for each rank."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(
-            [str(action) for action in row] for row in self.rows)
+            [str(action) for action in row] or [""] for row in self.rows)
         return text.getvalue()
 
     @staticmethod
@@ -101,7 +101,8 @@ class Schedule:
         REDUCE_GRAD, which torch's runtime adds, are left out: a run adds its own."""
         if not isinstance(text, str):
             raise ConfigError(f"Schedule.from_csv takes text, not {text!r}")
-        rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+        rows = [row for row in csv.reader(io.StringIO(text))
+                if row and not ",".join(row).isspace()]  # a rank without actions has empty cells
         return Schedule._read(rows, "row", "cell")
 
     @staticmethod
@@ -135,6 +136,8 @@ class Schedule:
                 if not isinstance(action, Action) or not _ACTION.fullmatch(str(action)):
                     raise ConfigError(f"rank {rank}: {action!s:.30} is no action, such as "
                                       f"Action(0, 'F', 3)")
+        if not self.stages:
+            raise ConfigError("the schedule has no actions")
         seen: dict[Action, tuple[int, int]] = {}
         for rank, row in enumerate(self.rows):
             for number, action in enumerate(row):

@@ -11,7 +11,9 @@ from dtlab.checks import short
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.parallel.hooks import owners_of
 from dtlab.parallel.unit import local_gradient, set_local_gradient
+from dtlab.parallel.zero import Stage3
 
 Tied = list[tuple[Comm, nn.Parameter]]  # each parameter, and the ranks that have it
 
@@ -26,6 +28,9 @@ def tie(comm: Comm, tied: Mapping[str, nn.Parameter]) -> Tied:
     for name in sorted(tied):
         ranks = [rank for rank, names in enumerate(everyone) if name in names]
         if len(ranks) > 1:
+            if any(isinstance(owner, Stage3) for owner in owners_of(tied[name])):
+                raise ConfigError(f"{name!r}, which is tied, can't be in ZeRO 3, where a rank has "
+                                  f"a part of it; take stage 1 or 2")
             group = comm.subgroup(ranks)
             broadcast(group, tied[name].detach())
             pairs.append((group, tied[name]))

@@ -1,0 +1,42 @@
+"""A batch, cut into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtlab.checks import short
+from dtlab.errors import ConfigError
+
+
+def as_tensor(what: str, x: Any) -> Tensor:
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"a pipeline's {what} are one tensor, cut along its first dimension, not "
+                          f"{short(x)}") from None
+
+
+def micro_batches(x: Tensor | None, m: int) -> Sequence[Tensor | None]:
+    """The parts of `x`, which lie in its memory. One that is changed in place, as a first layer may
+    do, is no change of the others for autograd."""
+    if x is None or x.requires_grad:
+        return [None] * m if x is None else x.chunk(m)
+    if x.is_inference():  # of which torch doesn't count the changes
+        with torch.inference_mode(False):
+            x = x.clone()
+    return [part.data for part in x.chunk(m)]
+
+
+@contextmanager
+def unchanged(extras: Iterable[Tensor | None], stage: str) -> Iterator[None]:
+    """Raise `ConfigError` if extras are changed in place: stages on other ranks have their own."""
+    versions = [x._version for x in extras if x is not None]
+    yield
+    if versions != [x._version for x in extras if x is not None]:
+        raise ConfigError(f"{stage} changes an extra in place, which each stage gets as it was "
+                          f"given; let it change a copy, x.clone()")
