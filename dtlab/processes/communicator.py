@@ -24,7 +24,7 @@ from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, decoded, encoded
 from dtlab.processes.message import Message
 from dtlab.processes.posted import PostedMessage
-from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
+from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND
 from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.survivors import survivors_key
@@ -87,8 +87,9 @@ class ProcessComm(Comm):
         told = [work.notify(over) for work in works]  # type: ignore[attr-defined]
         begun_s, writer = time.perf_counter(), self.end.writer
         if not over.is_set():
-            peers = tuple(work.message.world for work in works if isinstance(work, PostedMessage))
-            writer.waits(WAIT_ANY, peers, self.label, self._index, 0, False, 0, 0)
+            writer.waits_for_any([work.message.awaited() for work in works
+                                  if isinstance(work, PostedMessage)], self.label,
+                                 ends=timeout_s is not None)
             over.wait(timeout_s)
             writer.runs()
             self.end.recorder.add_wait(begun_s, self.label, writer.number)
@@ -149,10 +150,12 @@ class ProcessComm(Comm):
         announced = []
         try:
             for message in messages:
+                message.context = self._index
                 announced.append(message)
                 if message.channel is not None:
                     message.number = message.channel.announce(message.header)
                     continue
+                message.number = len(self._from_anyone)
                 self._from_anyone.append(message)
                 if self._check is not None:
                     taken = [(self.members[peer], self._channel(peer, False).posted)
@@ -180,6 +183,8 @@ class ProcessComm(Comm):
     def _forget(self, receive: Message) -> None:
         """A receive from anyone is not under way any more."""
         self._from_anyone.remove(receive)
+        for number, other in enumerate(self._from_anyone):
+            other.number = number
         if self._check is not None:
             self._check.set_wildcards(len(self._from_anyone))
 
@@ -192,15 +197,12 @@ class ProcessComm(Comm):
         begun_s, label, nbytes = time.perf_counter(), self.label, 0
         try:
             for message in messages:
-                sends, number = message.sends, message.number
-                if message.peer == ANY_SOURCE:
-                    number = self._from_anyone.index(message)
-                writer.waits(doing, peers, label, self._index, message.nbytes, sends,
-                             message.world, number)
+                writer.waits(doing, peers, label, self._index, message.nbytes, message.sends,
+                             message.world, message.number)
                 message.handle.wait()
                 if message.rest is not None:
                     message.rest_handle.wait()
-                if not sends:
+                if not message.sends:
                     if message.peer == ANY_SOURCE:
                         self._met(message)
                     message.deliver(self.end.transport)
@@ -252,10 +254,8 @@ class ProcessComm(Comm):
                               f"make its module on {self.device}, or fill what "
                               f"module.to_empty(device=comm.device) makes")
         if x.device != self.device:
-            raise ConfigError(
-                f"rank {self.rank}: the tensor is on {x.device}, this communicator works on "
-                f"{self.device}; move it with x.to(comm.device)"
-            )
+            raise ConfigError(f"rank {self.rank}: the tensor is on {x.device}, this communicator "
+                              f"works on {self.device}; move it with x.to(comm.device)")
         if kind := not_dense(x):
             raise ConfigError(f"rank {self.rank}: can't send or receive {kind}; make it dense")
 

@@ -9,6 +9,7 @@ import torch
 
 from dtlab.processes import object_frames
 from dtlab.processes.match_check import Channel, EncodedHeader
+from dtlab.processes.shared_status import Awaited
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
 
 # What travels for a tensor without elements: Gloo won't receive zero bytes from any source.
@@ -20,8 +21,9 @@ class Message:
     same rank of the whole run; ANY_SOURCE: not known yet. on_host: the transport moves only what
     lies in the CPU's memory."""
 
-    __slots__ = ("channel", "done_s", "handle", "header", "nbytes", "number", "operation",
-                 "payload", "peer", "posted_s", "rest", "rest_handle", "sends", "tag", "world", "x")
+    __slots__ = ("channel", "context", "done_s", "handle", "header", "nbytes", "number",
+                 "operation", "payload", "peer", "posted_s", "rest", "rest_handle", "sends", "tag",
+                 "world", "x")
 
     handle: Handle
     rest_handle: Handle
@@ -30,7 +32,8 @@ class Message:
                  channel: Channel | None, on_host: bool = True):
         self.sends, self.x, self.peer, self.world, self.tag = sends, x, peer, world, tag
         self.header, self.channel = header, channel
-        self.number = -1  # of this channel
+        self.number = -1  # of this channel; from ANY_SOURCE: as many such receives are older
+        self.context = 0  # its index
         self.posted_s = self.done_s = 0.0
         self.rest: Operation | None = None  # a long object's pickle, which follows its frame
         if isinstance(x, torch.Tensor):
@@ -45,6 +48,10 @@ class Message:
             if rest is not None:
                 self.rest = True, rest, world, rest_tag
         self.operation: Operation = sends, self.payload, world, tag  # for the transport, first
+
+    def awaited(self) -> Awaited:
+        """Describe it for the shared status."""
+        return Awaited(self.sends, self.context, self.world, self.number)
 
     def deliver(self, transport: Transport) -> None:
         """The payload has arrived: put what it holds where it was wanted."""

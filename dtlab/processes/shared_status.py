@@ -19,6 +19,7 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,10 +37,20 @@ DEPTH = 8  # headers kept of each direction of a pair and context
 HEADER_BYTES = 256  # of which a stamp and a digest take 8 each
 # A record: numbers in the order of `State`, then texts, which change less often.
 _NUMBERS = struct.Struct("=QB?x?qqqq")
-_TEXTS = struct.Struct("=64s124s84s")
-_RECORD = 320
+PEERS_BYTES = 192
+_TEXTS = struct.Struct(f"={PEERS_BYTES}s124s84s")
+_RECORD = 448
 _WILDCARD = 16 + HEADER_BYTES
 _COUNT = HEADER_BYTES * (1 + DEPTH)  # the count has the place of a header to itself
+
+
+class Awaited(NamedTuple):
+    """A message that a strand waits for, as in `State`."""
+
+    sends: bool
+    context: int
+    peer: int
+    number: int
 
 
 class State(NamedTuple):
@@ -54,7 +65,7 @@ class State(NamedTuple):
     peer: int  # … to this rank of the run, or receives from it (or from ANY_SOURCE);
     number: int  # the number-th of this pair and context; from ANY_SOURCE: so many such receives
     # are older. WAIT: for the stream of this number
-    peers: str = ""
+    peers: str = ""  # WAIT_ANY: the messages, as `packed` wrote them
     label: str = ""
     line: str = ""  # of a stream: the line that began what it runs
 
@@ -120,9 +131,7 @@ class SharedStatus:
         _NUMBERS.pack_into(self.bytes, _RECORD * (STRANDS * rank + strand), events, doing, certain,
                            sends, context, nbytes, peer, number)
 
-    def write_texts(
-        self, rank: int, strand: int, peers: tuple[int, ...], label: str, line: str
-    ) -> None:
+    def write_texts(self, rank: int, strand: int, peers: str, label: str, line: str) -> None:
         """Rewrite the texts of a record."""
         at = _RECORD * (STRANDS * rank + strand) + _NUMBERS.size
         self.bytes[at : at + _TEXTS.size] = _packed_texts(peers, label, line)
@@ -218,18 +227,25 @@ class SharedStatus:
         return all(waits) and not all(state.doing == WAIT for state in states)
 
     def _is_unmet(self, rank: int, state: State) -> bool:
-        """Has the other side of the message that the strand waits for surely not been posted?"""
-        if state.doing not in (SEND, RECV, EXCHANGE) or not state.certain:
+        """Has the other side of the message that the strand waits for surely not been posted, or
+        of none of those that it waits for together?"""
+        if state.doing not in (SEND, RECV, EXCHANGE, WAIT_ANY) or not state.certain:
             return False
-        context = self.words[(self._contexts >> 3) + CONTEXTS * rank + state.context]
-        if state.sends:
-            there = self.posted(rank, state.peer, True, context)
-            pending = self.pending_wildcards(state.peer, context)
-            return there is not None and pending is not None and there + pending <= state.number
-        if state.peer != ANY_SOURCE:
-            there = self.posted(state.peer, rank, False, context)
-            return there is not None and there <= state.number
-        return self.unmet(rank, context) <= state.number
+        messages = _unpacked(state.peers) if state.doing == WAIT_ANY else [
+            Awaited(state.sends, state.context, state.peer, state.number)]
+        return all(self._is_alone(rank, message) for message in messages)
+
+    def _is_alone(self, rank: int, message: Awaited) -> bool:
+        sends, index, peer, number = message
+        context = self.words[(self._contexts >> 3) + CONTEXTS * rank + index]
+        if sends:
+            there = self.posted(rank, peer, True, context)
+            pending = self.pending_wildcards(peer, context)
+            return there is not None and pending is not None and there + pending <= number
+        if peer != ANY_SOURCE:
+            there = self.posted(peer, rank, False, context)
+            return there is not None and there <= number
+        return self.unmet(rank, context) <= number
 
     def table(self, rank: int, line: str) -> list[Waiting]:
         """The rows of `rank` in the table of a `Deadlock` or `RunTimeout`; line: where it is."""
@@ -238,16 +254,33 @@ class SharedStatus:
                        for number, state in self.streams(rank)]
 
 
+def named(peers: Iterable[int]) -> str:
+    """Name these peers in a table."""
+    return " and ".join("anyone" if peer == ANY_SOURCE else str(peer) for peer in peers)
+
+
+def packed(messages: Iterable[Awaited]) -> str:
+    """Write messages into the text of a record."""
+    return ",".join(" ".join(str(int(field)) for field in message) for message in messages)
+
+
+def _unpacked(text: str) -> list[Awaited]:
+    return [Awaited(bool(int(sends)), *map(int, others))
+            for sends, *others in (one.split() for one in text.split(",") if one)]
+
+
 @lru_cache(maxsize=1024)  # a collective writes the same few texts again and again
-def _packed_texts(peers: tuple[int, ...], label: str, line: str) -> bytes:
-    names = " and ".join("anyone" if peer == ANY_SOURCE else str(peer) for peer in peers)
-    return _TEXTS.pack(names.encode(), label.encode(), line.encode())
+def _packed_texts(peers: str, label: str, line: str) -> bytes:
+    return _TEXTS.pack(peers.encode(), label.encode(), line.encode())
 
 
 def _row(rank: int, state: State, line: str, where: str = "") -> Waiting:
     doing = DOING[state.doing]
     if state.doing == WAIT:
         return Waiting(rank, f"wait for stream {state.number}{where}", line=line)
+    if state.doing == WAIT_ANY:
+        peers = named(dict.fromkeys(message.peer for message in _unpacked(state.peers)))
+        return Waiting(rank, doing + where, peers, line=line)
     if state.doing not in (SEND, RECV, EXCHANGE):
         label = f" in {state.label}" if state.doing == COMPUTE and state.label else ""
         return Waiting(rank, doing + label + where, line=line)

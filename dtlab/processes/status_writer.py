@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from dtlab.processes.shared_status import STRANDS, WAIT, SharedStatus
+from dtlab.processes.shared_status import (
+    PEERS_BYTES,
+    STRANDS,
+    WAIT,
+    WAIT_ANY,
+    Awaited,
+    SharedStatus,
+    named,
+    packed,
+)
 
 
 class Threads:
@@ -48,7 +57,7 @@ class StatusWriter:
         self._rank, self._threads = rank, threads
         self._events = 0
         self._line = ""
-        self._peers: tuple[int, ...] = ()
+        self._peers: tuple[int, ...] | None = ()  # whose names stand there
         self._label = ""
 
     def waits(
@@ -64,6 +73,19 @@ class StatusWriter:
         self._events += 1
         self._status.write(self._rank, self.number, self._events, doing,
                            self._threads.all_known(), sends, context, nbytes, peer, number)
+
+    def waits_for_any(self, messages: Sequence[Awaited], label: str, ends: bool) -> None:
+        """The strand waits until one of the messages is done, or something that a stream runs.
+        ends: this wait has a time limit."""
+        if self._status is None:
+            return
+        text = packed(messages)
+        fits = len(text) <= PEERS_BYTES
+        self._status.write_texts(self._rank, self.number, text * fits, label, self._line)
+        self._peers = None
+        self._events += 1
+        self._status.write(self._rank, self.number, self._events, WAIT_ANY,
+                           fits and not ends and self._threads.all_known())
 
     def waits_for_stream(self, number: int) -> None:
         """The strand waits for what the stream of this number runs."""
@@ -84,5 +106,5 @@ class StatusWriter:
 
     def _write_texts(self, peers: tuple[int, ...], label: str) -> None:
         assert self._status is not None
-        self._status.write_texts(self._rank, self.number, peers, label, self._line)
+        self._status.write_texts(self._rank, self.number, named(peers), label, self._line)
         self._peers, self._label = peers, label

@@ -252,6 +252,7 @@ def test_a_rank_that_is_missing_from_a_collective_is_named() -> None:
     lambda comm: comm.recv(torch.zeros(1)),
     lambda comm: comm.recv_object(),
     lambda comm: comm.split(0) and comm.split(comm.rank) and comm.recv(torch.zeros(1)),
+    lambda comm: comm.wait_any([comm.irecv(torch.zeros(1)), comm.irecv(torch.zeros(1))]),
 ])
 def test_waiting_for_anyone_when_nobody_is_left_is_a_deadlock(
     wait: Callable[[Comm], object]
@@ -268,6 +269,23 @@ def test_waiting_for_anyone_when_nobody_is_left_is_a_deadlock(
     assert caught.value.waiting[1].doing == "returned"
 
 
+@pytest.mark.parametrize("others", [1, 20])
+def test_waiting_for_any_of_several_that_never_come_is_a_deadlock(others: int) -> None:
+    """Also for a message and what a stream runs; of 21 messages, 20 come."""
+    def worker(comm: Comm) -> None:
+        if comm.rank == 2:
+            return
+        works = [comm.irecv(torch.zeros(1), 1 - comm.rank) for _ in range(others)]
+        for _ in range(others):
+            comm.send(torch.ones(1), 1 - comm.rank) if comm.rank else works.pop(0).wait()
+            comm.send(torch.ones(1), 1 - comm.rank) if not comm.rank else works.pop(0).wait()
+        comm.wait_any([comm.irecv(torch.zeros(1), 1 - comm.rank), comm.begin(barrier)])
+
+    with pytest.raises(Deadlock, match="2 returned without calling barrier") as caught:
+        run(worker, ranks=3)
+    assert (caught.value.waiting[0].doing, caught.value.waiting[0].peer) == ("wait_any", "1")
+
+
 def test_a_slow_rank_is_no_deadlock() -> None:
     """The others wait, unmatched, for much longer than it takes to call a deadlock."""
 
@@ -275,6 +293,16 @@ def test_a_slow_rank_is_no_deadlock() -> None:
         if comm.rank == 1:
             time.sleep(1.5)
         all_reduce(comm, x := torch.ones(3))
+        if comm.rank == 2:
+            return x.sum().item()
+        if comm.rank == 1:
+            time.sleep(1.5)
+            comm.send(x, 0)
+        else:
+            first, second = comm.irecv(x), comm.irecv(torch.zeros(3))
+            assert comm.wait_any([first, second]) is first
+            assert comm.wait_any([second], timeout_s=1.5) is None
+            second.cancel()
         return x.sum().item()
 
     assert run(lazy, ranks=3).values == [9.0] * 3
