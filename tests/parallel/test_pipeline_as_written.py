@@ -65,6 +65,12 @@ def in_place(layer: Layer, x: Any) -> Any:
     return layer.linear(x.mul_(2) if layer.number else x)
 
 
+def one_tensor_twice(layer: Layer, x: Any) -> Any:
+    """The next layer changes it in place, and reads it by its other name."""
+    h = layer.linear(x[1] + x[0].mul_(2) if layer.number else x)
+    return h if layer.number == 7 else (h, h)
+
+
 def inputs_in_place(layer: Layer, x: Any) -> Any:
     """The first layer changes the batch, and needs in backward what it has made of it."""
     return layer.linear(x) if layer.number else x.tanh_() * layer.linear.weight[0]
@@ -136,6 +142,7 @@ PADDED = torch.tensor([0, 1, -100, 2, -100, -100, 3, 0])
 BATCHES: dict[str, tuple[Any, list[tuple[Tensor, Tensor]], Any]] = {
     "a dict between stages": (as_dict, [(data(0), data(1))], mse_loss),
     "inputs changed in place": (in_place, [(data(0), data(1))], mse_loss),
+    "one tensor twice": (one_tensor_twice, [(data(0), data(1))], mse_loss),
     "the batch changed in place": (inputs_in_place, [(data(0), data(1))], mse_loss),
     "shapes that change": (None, [(data(0), data(1)), (data(2, 4), data(3, 4)),
                                   (data(4, 12), data(5, 12))], mse_loss),
@@ -384,7 +391,8 @@ MISTAKES: dict[str, tuple[str, Any, Any, Any]] = {
                           layer.linear(x), data(0), data(1)),
     "targets of two tensors": ("targets are one tensor", None, data(0), (data(1), data(1))),
     "no targets": ("targets are one tensor", None, data(0), None),
-    "another form": ("stage 0 returns", changes_form, data(0) + torch.tensor(
+    "another form": ("stage 0 returns torch.float64 (2, 4) of micro-batch 2, but "
+                     "(torch.float64 (2, 4), torch.float64 (2, 4)) of the first", changes_form, data(0) + torch.tensor(
         [[9.0]] * 4 + [[-9.0]] * 4), data(1)),
     "inputs of two tensors": ("inputs are one tensor", None, (data(0), data(1)), data(1)),
 }

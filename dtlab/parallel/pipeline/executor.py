@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from operator import call
 from typing import Any
 
@@ -262,8 +263,9 @@ class Pipeline:
     def _recomputed(self, module: nn.Module, *inputs: Any) -> Any:
         """Its outputs, of which only the inputs are kept: copies are changed in place."""
         changes = {name: b._version for name, b in module.named_buffers()}
-        y = checkpoint(lambda x, *extras: module(tree_map_only(Tensor, torch.clone, x), *extras),
-                       *inputs, use_reentrant=False)
+        y = checkpoint(
+            lambda x, *extras: module(tree_map_only(Tensor, cache(torch.clone), x), *extras),
+            *inputs, use_reentrant=False)
         for name, b in module.named_buffers():
             if b._version != changes[name]:
                 raise ConfigError(f"recompute would change {name!r} twice for each micro-batch: "
@@ -294,7 +296,7 @@ class Pipeline:
         first = message.kind == "F" and message.stage not in self.forms
         if message.kind == "F":
             form = self.forms.setdefault(message.stage, self.form)
-            if form.parts() != self.form.parts():
+            if form != self.form:
                 raise ConfigError(f"stage {action.stage} returns {self.form} of micro-batch "
                                   f"{action.micro}, but {form} of the first")
         if rank == self.comm.rank:

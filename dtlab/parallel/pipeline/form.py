@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dtlab.checks import short
 from dtlab.errors import ConfigError
@@ -29,8 +29,9 @@ class Form(NamedTuple):
         return list(zip(*self[1:], strict=True))
 
     def __str__(self) -> str:
-        return ", ".join(f"{dtype} {tuple(shape)}{'' if needs else ' without gradient'}"
-                         for shape, dtype, needs, _ in self.parts())
+        texts = [f"{dtype} {tuple(shape)}{'' if needs else ' without gradient'}"
+                 for shape, dtype, needs, _ in self.parts()]
+        return str(tree_map(texts.__getitem__, self.places)).replace("'", "")
 
 
 def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
@@ -42,7 +43,10 @@ def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             raise ConfigError(f"{stage} must return a dense tensor, or a tuple, list or dict of "
                               f"them; there is {short(t)} in what it returns")
-    form = Form(tree_unflatten(range(len(tensors)), tree), [t.shape for t in tensors],
+    # One that is returned twice travels once, and is one again where it arrives.
+    numbers = {t: number for number, t in enumerate(dict.fromkeys(tensors))}
+    places, tensors = tree_unflatten([numbers[t] for t in tensors], tree), list(numbers)
+    form = Form(places, [t.shape for t in tensors],
                 [t.dtype for t in tensors], [t.requires_grad for t in tensors],
                 [known_letters.get(t, {}) for t in tensors])
     return form, tensors
