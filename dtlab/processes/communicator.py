@@ -29,7 +29,7 @@ from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.survivors import survivors_key
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
-from dtlab.ranks.matching import check_sources, describe
+from dtlab.ranks.matching import check_overlap, check_sources, describe
 from dtlab.reduction import check_receives, combine_, not_dense
 from dtlab.tracebacks import calling_place
 
@@ -59,6 +59,7 @@ class ProcessComm(Comm):
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         """As in `Comm`."""
+        check_overlap(self, ops)
         messages = [self._message(op) for op in ops]
         self._start(messages)
         place = calling_place()
@@ -67,6 +68,7 @@ class ProcessComm(Comm):
 
     def exchange(self, *ops: Send | Recv) -> None:
         """As in `Comm`."""
+        check_overlap(self, ops)
         self._finish(self._start([self._message(op) for op in ops]))
 
     def send(self, x: Any, dst: int) -> None:
@@ -252,10 +254,8 @@ class ProcessComm(Comm):
                               f"make its module on {self.device}, or fill what "
                               f"module.to_empty(device=comm.device) makes")
         if x.device != self.device:
-            raise ConfigError(
-                f"rank {self.rank}: the tensor is on {x.device}, this communicator works on "
-                f"{self.device}; move it with x.to(comm.device)"
-            )
+            raise ConfigError(f"rank {self.rank}: the tensor is on {x.device}, this communicator "
+                              f"works on {self.device}; move it with x.to(comm.device)")
         if kind := not_dense(x):
             raise ConfigError(f"rank {self.rank}: can't send or receive {kind}; make it dense")
 
