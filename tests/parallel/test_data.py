@@ -386,4 +386,5 @@ def test_a_deadlock_in_backward_is_at_the_line_that_called_it(start: Any) -> Non
     with pytest.raises(dtlab.Deadlock) as caught:
         start(one_batch_too_few)
     lines = {wait.line for wait in caught.value.waiting if wait.doing != "returned"}
-    assert lines and all(re.fullmatch(r"test_data\.py:\d+ in one_batch_too_few", x) for x in lines)
+    assert lines
+    assert all(re.fullmatch(r"test_data\.py:\d+ in one_batch_too_few", x) for x in lines)
