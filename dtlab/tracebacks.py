@@ -16,7 +16,8 @@ from dtlab.errors import DtlabError
 
 PACKAGE = str(Path(__file__).parent)
 # Not the learner's: dtlab, and what stands between it and them, as torch's modules do.
-LIBRARIES = (PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+LIBRARIES = (PACKAGE, "<frozen ",
+             *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 _MOST_CALLS = 20  # that a traceback shows at its begin, and at its end
 # How a kernel names the file of a cell. The search begins at the start of a word only: begun at
 # each letter of a word, it would take time that grows with the square of the word's length.
@@ -35,10 +36,14 @@ def shown_name(file: str) -> str:
 
 
 def learner_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame, from `frame` outwards, that isn't inside the dtlab package."""
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    """The innermost frame, from `frame` outwards, that is neither dtlab's nor a library's; if there
+    is none, the innermost of a library."""
+    of_library = None
+    while frame is not None and (file := frame.f_code.co_filename).startswith(LIBRARIES):
+        if of_library is None and not file.startswith(PACKAGE):
+            of_library = frame
         frame = frame.f_back
-    return frame
+    return frame or of_library
 
 
 def learner_line(frame: FrameType | None) -> str:
@@ -58,7 +63,7 @@ Place = tuple[str, int, str]  # file, line number, function
 
 
 def calling_place() -> Place:
-    """Where the innermost code that isn't dtlab's own is now: quick, for `place_text`."""
+    """Where the learner's innermost code is now, see `learner_frame`: quick, for `place_text`."""
     frame = learner_frame(sys._getframe(1))
     if frame is None:
         return "", 0, ""

@@ -9,7 +9,7 @@ import torch
 
 from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, output_for
+from dtlab.collectives.registry import algorithm, detached, output_for
 from dtlab.comm import Comm
 
 Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
@@ -26,7 +26,7 @@ def all_gather(
     """
     run, inner = call_for(comm, "all_gather", algorithm, options, x, comm.size, writes=False)
     result = output_for(comm, out, (comm.size, *x.shape), x, "all_gather")
-    rows = result.view(comm.size, x.numel())
+    rows = detached(result).view(comm.size, x.numel())
     rows[comm.rank] = x.detach().reshape(-1)
     run(inner, rows)
     return result

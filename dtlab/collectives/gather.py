@@ -11,6 +11,7 @@ from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
+    detached,
     flattened,
     output_for,
 )
@@ -34,7 +35,7 @@ def gather(
     result = rows = None
     if comm.rank == root:
         result = output_for(comm, out, (comm.size, *x.shape), x, "gather")
-        rows = result.view(comm.size, x.numel())
+        rows = detached(result).view(comm.size, x.numel())
         rows[root] = x.detach().reshape(-1)
     run(inner, flattened(x), rows, root)
     return result

@@ -10,7 +10,7 @@ import torch
 from dtlab.checks import check_flag
 from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, check_parts, write_back
+from dtlab.collectives.registry import algorithm, check_parts, detached, write_back
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 
@@ -34,11 +34,11 @@ def reduce_scatter(
                           op=op)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
-    rows = parts.detach().reshape(comm.size, -1)
+    rows = detached(parts).reshape(comm.size, -1)
     rows = rows if overwrite else rows.clone()
     run(inner, rows, op)
     mine = rows[comm.rank].view(parts.shape[1:])
-    mine = write_back(parts.detach()[comm.rank], mine) if overwrite else mine.clone()
+    mine = write_back(detached(parts)[comm.rank], mine) if overwrite else mine.clone()
     return finish_average_(mine, op, comm.size)
 
 

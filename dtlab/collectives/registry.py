@@ -267,26 +267,37 @@ def check_at_root(comm: Comm, root: int, given: object, what: str) -> None:
                           f"other ranks pass None")
 
 
+def detached(x: torch.Tensor) -> torch.Tensor:
+    """A view of `x` without history, which may be changed here even if `x` was made under
+    `torch.inference_mode`: outside of it, torch lets nobody add to such a tensor."""
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        y = x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+        y = y.conj() if x.is_conj() else y
+        return torch._neg_view(y) if x.is_neg() else y
+    return x.detach()
+
+
 def flattened(x: torch.Tensor) -> torch.Tensor:
     """`x` as a contiguous vector without history: a view where possible, else a copy."""
-    if x.__class__ is torch.Tensor and x.ndim == 1 and not x.requires_grad and x.is_contiguous():
+    if (x.__class__ is torch.Tensor and x.ndim == 1 and not x.requires_grad and x.is_contiguous()
+            and not x.is_inference()):
         return x  # it is one
-    return x.detach().reshape(-1)
+    return detached(x).reshape(-1)
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """The parts `x` as the rows of a contiguous matrix without history: a view where possible."""
     if (x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous()
-            and x.stride(1) == 1):  # a column that was a row has other steps
+            and not x.is_inference() and x.stride(1) == 1):  # a column that was a row has others
         return x  # it is one
     numel = x.numel() // len(x)  # of a row; one number alone may have any step, after view, too
-    return x.detach().contiguous().as_strided((len(x), numel), (numel, 1))
+    return detached(x).contiguous().as_strided((len(x), numel), (numel, 1))
 
 
 def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """If `flat` had to be a copy of `x`, copy the result into `x`. Returns `x`."""
     if not x.is_meta and flat.data_ptr() != x.data_ptr():
-        x.detach().copy_(flat.view(x.shape))
+        detached(x).copy_(flat.view(x.shape))
     return x
 
 

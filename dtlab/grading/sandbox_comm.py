@@ -19,6 +19,7 @@ from dtlab.grading.frames import Blob, Frame, dtype_name, tensor_bytes, tensor_f
 from dtlab.grading.learner_errors import describe_error, learner_place
 from dtlab.grading.rank_connection import RankConnection, StreamRequests
 from dtlab.machine import Machine
+from dtlab.ranks.matching import check_overlap
 from dtlab.reduction import check_receives
 
 
@@ -119,7 +120,7 @@ class SandboxComm(Comm):
         self._streams: list[Stream] = []  # the one of `begin`, once needed
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        check_overlap(self.rank, ops)
+        check_overlap(self, ops)
         requests = self._connection.current()
         works = [SandboxWork(self._connection, next(self._connection.numbers),
                              op.x if isinstance(op, Recv) else None) for op in ops]
@@ -202,25 +203,3 @@ class SandboxComm(Comm):
         requests = self._connection.current()
         with requests.paused_meter():
             return requests.ask(kind, group=self.group, **fields)
-
-
-def check_overlap(rank: int, ops: Sequence[Send | Recv]) -> None:
-    """Raise `ConfigError` if a receive would overwrite what is sent in the same batch."""
-    sent = [_span(op.x) for op in ops if isinstance(op, Send) and _is_dense(op.x)]
-    for op in ops:
-        if isinstance(op, Recv) and _is_dense(op.x):
-            first, last = _span(op.x)
-            if any(first < end and begin < last for begin, end in sent):
-                raise errors.ConfigError(
-                    f"rank {rank}: receives into the tensor that it is sending; what arrives may "
-                    f"overwrite what has not left yet, so receive into another tensor"
-                )
-
-
-def _is_dense(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_contiguous() and x.numel() > 0
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The addresses that a contiguous tensor covers."""
-    return x.data_ptr(), x.data_ptr() + x.nbytes

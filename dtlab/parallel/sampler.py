@@ -24,7 +24,8 @@ class BatchSampler:
     samples of all ranks, the last one what is left; if that is less than a sample a rank, the batch
     before takes it. It is cut as evenly as it goes: shards may differ by one sample, so use
     `model.backward(loss, samples)`.
-    The order follows from `seed` and the epoch (see `set_epoch`); `shuffle=False` keeps it.
+    The order follows from `seed` and the epoch (see `set_epoch`); `shuffle=False` keeps it. All
+    ranks make one, with equal arguments.
     """
 
     def __init__(self, length: int, batch: int, comm: Comm, *, shuffle: bool = True, seed: int = 0):
@@ -40,6 +41,12 @@ class BatchSampler:
         self._next: dict[int, int] = {}  # by epoch: which sample its next iteration begins with
         self._seen: dict[int, list[int]] = {}  # how many before its first batch, and after each
         self._check_enough(length)
+        mine = f"length={length}, batch={batch}, shuffle={shuffle}, seed={seed}"
+        for rank, theirs in enumerate(comm._all_gather_objects(mine)):
+            if theirs != mine:
+                raise ConfigError(f"BatchSampler: every rank gives equal arguments, for it takes "
+                                  f"its part of one order; rank {rank} gives {theirs}, rank "
+                                  f"{comm.rank} {mine}")
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle anew for `epoch`, as torch's DistributedSampler does; all ranks call it."""

@@ -29,7 +29,7 @@ from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.survivors import survivors_key
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
-from dtlab.ranks.matching import check_sources, describe
+from dtlab.ranks.matching import check_overlap, check_sources, describe
 from dtlab.reduction import check_receives, combine_, not_dense
 from dtlab.tracebacks import calling_place
 
@@ -59,6 +59,7 @@ class ProcessComm(Comm):
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         """As in `Comm`."""
+        check_overlap(self, ops)
         messages = [self._message(op) for op in ops]
         self._start(messages)
         place = calling_place()
@@ -67,6 +68,7 @@ class ProcessComm(Comm):
 
     def exchange(self, *ops: Send | Recv) -> None:
         """As in `Comm`."""
+        check_overlap(self, ops)
         self._finish(self._start([self._message(op) for op in ops]))
 
     def send(self, x: Any, dst: int) -> None:
@@ -111,10 +113,8 @@ class ProcessComm(Comm):
             if not sends:
                 check_receives(self.rank, x)
         elif not sends and not isinstance(x, list):
-            raise ConfigError(
-                f"rank {self.rank}: can't receive into a {type(x).__name__}; give a tensor, "
-                f"a list that takes an object, or call recv_object"
-            )
+            raise ConfigError(f"rank {self.rank}: can't receive into a {type(x).__name__}; give a "
+                              f"tensor, a list that takes an object, or call recv_object")
         header = self._header(x)
         if peer is None and not sends:
             return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None, self.on_host)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from dtlab.ranks.pickling import ReadablePickler
+from dtlab.ranks.serialization import cannot_send
 
 _HEAD = struct.Struct("<QI")  # bytes of the pickle; the tag of the message that brings it, 0: none
 FRAME_BYTES = 8192
@@ -31,9 +32,12 @@ def pickled(x: Any) -> bytes:
     file = io.BytesIO()
     try:
         _PlainPickler(file, -1).dump(x)
-    except pickle.PicklingError:
+    except Exception:
         file = io.BytesIO()
-        ReadablePickler(file).dump(x)
+        try:
+            ReadablePickler(file).dump(x)
+        except Exception as error:
+            raise cannot_send(x, error) from None
     return file.getvalue()
 
 

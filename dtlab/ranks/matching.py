@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError, ShapeMismatch
+from dtlab.reduction import not_dense
 
 _SIZES = 12  # up to this many vectors, each size is listed
 
@@ -54,6 +58,44 @@ def check_sources(rank: int, named: bool, anyone: Iterable[Header]) -> None:
             f"which message each meets depends on who comes first; wait for one before you post "
             f"the other, or let one have its own communicator: comm.subgroup(range(comm.size))"
         )
+
+
+def check_overlap(comm: Comm, ops: Sequence[Send | Recv]) -> None:
+    """Raise `ConfigError` if a receive would overwrite what is sent in the same batch. Of what
+    collectives do themselves nothing is asked."""
+    if comm.in_collective or len(ops) < 2:
+        return
+    sent = [(op[0], *_span(op[0])) for op in ops if isinstance(op, Send) and _has_memory(op[0])]
+    first, last = min((s[1] for s in sent), default=0), max((s[2] for s in sent), default=0)
+    for y in (op[0] for op in ops if isinstance(op, Recv) and _has_memory(op[0])):
+        start, end = _span(y)
+        if start < last and first < end and any(
+                start < until and since < end and np.shares_memory(_addresses(x), _addresses(y))
+                for x, since, until in sent):
+            raise ConfigError(
+                f"rank {comm.rank}: receives into the tensor that it is sending; what arrives may "
+                f"overwrite what has not left yet, so receive into another tensor"
+            )
+
+
+def _has_memory(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not x.is_meta and x.numel() > 0 and not not_dense(x)
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses where the first element of `x` begins and its last one ends."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return start, start + (steps + 1) * x.itemsize
+
+
+def _addresses(x: torch.Tensor) -> Any:
+    """An array that lies where `x` does, of no dtype in particular."""
+    return np.asarray(SimpleNamespace(__array_interface__={
+        "version": 3, "typestr": f"|V{x.itemsize}", "data": (x.data_ptr(), True),
+        "shape": tuple(x.shape), "strides": tuple(step * x.itemsize for step in x.stride())}))
 
 
 def check_match(sent: Header, src: int, wanted: Header, dst: int) -> None:

@@ -150,6 +150,13 @@ def sending_back(rank: int, value: Any) -> Iterator[None]:
         ) from None
 
 
+def cannot_send(x: Any, error: Exception) -> ConfigError:
+    """Return what to raise for the object `x`, which a rank sends and which didn't pickle."""
+    _, culprit = _innermost("", x, Pickler, depth=6)
+    return ConfigError(f"{type(culprit).__name__} {_short(culprit)} can't be sent: it can't be "
+                       f"pickled ({error}); send tensors, numbers, or other things that pickle")
+
+
 def _culprit(function: Any, args: tuple[Any, ...], own: Registered,
              pickler: type[Pickler]) -> tuple[str, Any]:
     """Find the first thing that does not pickle: its place, and the thing."""

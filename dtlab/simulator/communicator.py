@@ -16,7 +16,7 @@ from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
 from dtlab.machine import Machine
-from dtlab.ranks.matching import check_sources, describe
+from dtlab.ranks.matching import check_overlap, check_sources, describe
 from dtlab.reduction import check_receives, not_dense
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
@@ -47,6 +47,7 @@ class SimComm(Comm):
         self._streams: list[Stream] = []  # the stream, once something has begun
 
     def post(self, *ops: Send | Recv) -> list[Work]:
+        check_overlap(self, ops)
         line, engine, me = learner_line(sys._getframe(1)), self._engine, self._me
         works: list[Work] = []
         for op in ops:
@@ -73,6 +74,8 @@ class SimComm(Comm):
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         # `_wait` written out: rings live in this call.
+        if not self.in_collective:
+            check_overlap(self, (Send(out, dst), Recv(into, src)))
         sent, received = self._send(out, dst), self._recv(into, src)
         engine = self._engine
         strand = engine.running
@@ -86,6 +89,7 @@ class SimComm(Comm):
         for op in ops:
             if op.__class__ not in (Send, Recv):
                 raise no_operation(self.rank, op)
+        check_overlap(self, ops)
         receives = [op for op in ops if op.__class__ is Recv]
         check_sources(self.rank, any(op[1] is not None for op in receives),
                       [describe(op[0], self.label) for op in receives if op[1] is None])

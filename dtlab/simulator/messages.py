@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dtlab.ranks.matching import Header
+from dtlab.ranks.serialization import cannot_send
 from dtlab.simulator.network import Flow
 from dtlab.simulator.rank_classes import CLASSES, dumps, loads
 from dtlab.simulator.strands import Strand
@@ -61,7 +62,10 @@ class ObjectPayload:
     dtype, ndim, shape, is_meta = "object", 0, (), False
 
     def __init__(self, x: Any):
-        self.pickled = dumps(x)
+        try:
+            self.pickled = dumps(x)
+        except Exception as error:
+            raise cannot_send(x, error) from None
         self.nbytes = len(self.pickled)
 
 

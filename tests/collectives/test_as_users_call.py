@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import dtlab
-from dtlab import Comm, collectives
+from dtlab import Comm, Recv, Send, collectives
 from dtlab.topology import uniform
 
 BACKENDS: dict[str, Callable[..., dtlab.Result]] = {
@@ -126,6 +126,12 @@ def test_sums_of_parts_of_different_sizes(p: int) -> None:
      "rank 1: can't receive into a tensor whose elements share memory"),
     (lambda c: c.recv(torch.ones(4).unfold(0, 3, 1), 0) if c.rank else c.send(torch.eye(2, 3), 1),
      "rank 1: can't receive into a tensor whose elements share memory"),
+    (lambda c: c.sendrecv(x := torch.ones(3), 1 - c.rank, x, 1 - c.rank),
+     "receives into the tensor that it is sending"),
+    (lambda c: c.post(Recv((x := torch.eye(3))[1], 1 - c.rank), Send(x[:, 1], 1 - c.rank)),
+     "receives into the tensor that it is sending"),
+    (lambda c: c.send([1, {"a": (n for n in "b")}], 1 - c.rank), "ConfigError: generator <"),
+    (lambda c: collectives.all_gather_object(c, c), "can't be sent: it can't be pickled"),
     (lambda c: collectives.scatter(c, torch.ones(2, 3), torch.ones(3)),
      "rank 1: the parts of scatter are given by the root, rank 0, alone"),
     (lambda c: collectives.scatterv(c, [torch.ones(3)] * 2, torch.ones(3)),
@@ -141,3 +147,36 @@ def test_what_does_not_fit_is_refused_alike(backend: str, call: Any, says: str) 
     with pytest.raises(dtlab.ConfigError) as told:
         BACKENDS[backend](call, 2)
     assert says in str(told.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_columns_of_one_matrix_are_exchanged(backend: str) -> None:
+    def fn(comm: Comm) -> list[list[float]]:
+        x = torch.full((3, 3), float(comm.rank))
+        comm.sendrecv(x[:, 1], 1 - comm.rank, x[:, 0], 1 - comm.rank)
+        return x.tolist()
+
+    values = BACKENDS[backend](fn, 2).values
+    assert values == [[[1.0, 0.0, 0.0]] * 3, [[0.0, 1.0, 1.0]] * 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_made_under_inference_mode_are_changed_after_it(backend: str) -> None:
+    def fn(comm: Comm, made_in: Any) -> list[list[Any]]:
+        p, results = comm.size, []
+        for name in ("broadcast", "reduce", "all_reduce", "scan", "exscan", "all_gather", "gather",
+                     "reduce_scatter", "all_to_all"):
+            with made_in():
+                x = torch.arange(2.0 * p).reshape(2, p).T + comm.rank  # has gaps
+                column, z = x[:, 0], torch.complex(x, x).conj()
+                out = torch.zeros(p, p, 2)
+            function = getattr(collectives, name)
+            if name in ("all_gather", "gather"):
+                function(comm, x, out=out)
+            for y in (x, z, z.imag, column, column.contiguous()):
+                function(comm, y)
+            results.append([y.tolist() for y in (x, z, z.imag, out)])
+        return results
+
+    plain = BACKENDS["simulated"](lambda comm: fn(comm, torch.no_grad), 3).values
+    assert BACKENDS[backend](lambda comm: fn(comm, torch.inference_mode), 3).values == plain

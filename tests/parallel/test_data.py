@@ -318,6 +318,7 @@ def another_state(comm: dtlab.Comm, name: str, value: Any) -> None:
     (differentiated_twice, r"create_graph"),
     (gradients_left, r"call zero_grad\(\)"),
     (lambda comm: BatchSampler(10, 2, comm), r"a batch of 2 is too small for 3 ranks"),
+    (lambda comm: BatchSampler(10, 3, comm, seed=comm.rank), "every rank gives equal arguments"),
     (lambda comm: BatchSampler(2, 3, comm), "2 samples can't be shared by 3 ranks.* at most 2"),
     (lambda comm: another_state(comm, "seen", 8), "2 samples can't be shared by 3 ranks"),
     (lambda comm: another_state(comm, "length", 9), "the state is of 9 samples, but there are 10"),
@@ -369,3 +370,21 @@ def test_torchs_own_wrappers_run_beside_ours() -> None:
             [*first.parameters(), *second.parameters()], one.parameters(), strict=True))
 
     assert max(dtlab.run(train, ranks=2).values) < 1e-15
+
+
+def one_batch_too_few(comm: dtlab.Comm) -> None:
+    model = DataParallel(nn.Linear(1, 1), comm)
+    for _ in range(2 - comm.rank):
+        model(torch.ones(1, 1)).sum().backward()
+
+
+@pytest.mark.parametrize("start", [
+    lambda fn: dtlab.run(fn, ranks=2, timeout=30),
+    lambda fn: dtlab.simulate(fn, network=dtlab.topology.uniform(2, 1e-6, 1e9)),
+])
+def test_a_deadlock_in_backward_is_at_the_line_that_called_it(start: Any) -> None:
+    with pytest.raises(dtlab.Deadlock) as caught:
+        start(one_batch_too_few)
+    lines = {wait.line for wait in caught.value.waiting if wait.doing != "returned"}
+    assert lines
+    assert all(re.fullmatch(r"test_data\.py:\d+ in one_batch_too_few", x) for x in lines)

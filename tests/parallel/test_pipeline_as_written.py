@@ -392,8 +392,8 @@ MISTAKES: dict[str, tuple[str, Any, Any, Any]] = {
     "targets of two tensors": ("targets are one tensor", None, data(0), (data(1), data(1))),
     "no targets": ("targets are one tensor", None, data(0), None),
     "another form": ("stage 0 returns torch.float64 (2, 4) of micro-batch 2, but "
-                     "(torch.float64 (2, 4), torch.float64 (2, 4)) of the first", changes_form, data(0) + torch.tensor(
-        [[9.0]] * 4 + [[-9.0]] * 4), data(1)),
+                     "(torch.float64 (2, 4), torch.float64 (2, 4)) of the first", changes_form,
+                     data(0) + torch.tensor([[9.0]] * 4 + [[-9.0]] * 4), data(1)),
     "inputs of two tensors": ("inputs are one tensor", None, (data(0), data(1)), data(1)),
 }
 

@@ -203,7 +203,7 @@ def test_a_deadlock_is_called_one_long_before_the_timeout() -> None:
 
 @pytest.mark.parametrize(("missing", "doing"), [
     (lambda x: [Recv(x, 1), Recv(x, 2)], "recv"),  # rank 2 never sends …
-    (lambda x: [Recv(x, 1), Send(x, 1), Send(x, 2)], "exchange"),  # … nor receives;
+    (lambda x: [Recv(x.clone(), 1), Send(x, 1), Send(x, 2)], "exchange"),  # … nor receives;
     (lambda x: [Send(x, 1), Send(x, 2)], "send"),  # rank 1 would do both
 ])
 def test_one_of_many_messages_that_never_comes_is_a_deadlock(
@@ -214,7 +214,7 @@ def test_one_of_many_messages_that_never_comes_is_a_deadlock(
         if comm.rank == 0:
             comm.exchange(*missing(x))
         elif comm.rank == 1:
-            comm.exchange(Send(x, 0), Recv(x, 0))
+            comm.exchange(Send(x, 0), Recv(x.clone(), 0))
         else:
             comm.recv(x, 1)
 

@@ -43,7 +43,7 @@ def test_the_table_says_what_everyone_waits_for(strands: str) -> None:
             comm.sendrecv(x, 1, y, 2)
         elif comm.rank == 1:
             assert comm.recv_object(4) == "hello"
-            comm.exchange(Send(x, 3), Recv(x, 2))
+            comm.exchange(Send(x, 3), Recv(x.clone(), 2))
         elif comm.rank == 2:
             comm.split(0)
         elif comm.rank == 3:
@@ -52,7 +52,7 @@ def test_the_table_says_what_everyone_waits_for(strands: str) -> None:
             comm.send("hello", 1)
             comm.send([1, 2, 3], 0)
         elif comm.rank == 5:
-            comm.exchange(Send(x, 0), Recv(x))
+            comm.exchange(Send(x, 0), Recv(x.clone()))
 
     rows = table(fn, 7, strands=strands)
     objects = rows[4][2]
