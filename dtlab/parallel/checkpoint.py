@@ -56,9 +56,9 @@ def save(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     """
     check_distributed(model, "save")
     check_whole("save: keep", keep, 1, 2**30)
-    comm, folder = model.comm, files.path_of(folder)
+    comm, folder = model.comm.labelled("save"), files.path_of(folder)
     finish_saving(model)
-    groups = names_by_group(model, optimizer)
+    groups = names_by_group(comm, model, optimizer)
     with files.on_all_ranks(comm, "save", folder):
         check_optimizer(model, optimizer)
         contents = contents_of(model, optimizer, groups, extra)
@@ -110,7 +110,7 @@ def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     group now.
     """
     check_distributed(model, "load")
-    comm, folder = model.comm, files.path_of(folder)
+    comm, folder = model.comm.labelled("load"), files.path_of(folder)
     finish_saving(model)
     path, index = files.first_whole(comm, folder)
     extra = restore(model, optimizer, lambda: read_shards([path / name for name in index]),
@@ -122,7 +122,7 @@ def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
 def restore(model: DistributedModule, optimizer: Optimizer | None,
             read_all: Callable[[], dict[str, Any]], call: str) -> Any:
     """Fill model and optimizer with what `read_all` returns: all ranks' contents, `merged`."""
-    comm, groups = model.comm, names_by_group(model, optimizer)
+    comm, groups = model.comm, names_by_group(model.comm, model, optimizer)
     needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
     with files.on_all_ranks(comm, call, None):
         saved = read_all()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel import random_numbers
@@ -64,14 +65,15 @@ def places_of(model: DistributedModule) -> dict[str, tuple[int, int]]:
     return {name: (int(comm.rank), comm.size) for name, (comm, _) in parts.items()}
 
 
-def names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> list[list[str]]:
+def names_by_group(comm: Comm, model: DistributedModule, optimizer: Optimizer | None
+                   ) -> list[list[str]]:
     """The names of all ranks' parameters in each parameter group."""
     names = defaultdict(list)
     for region in _regions(model):
         names[region.tensor].append(region.name)
     mine = [[name for p in group["params"] for name in names[p]]
             for group in getattr(optimizer, "param_groups", [])]
-    everyone = zip_longest(*model.comm._all_gather_objects(mine), fillvalue=())
+    everyone = zip_longest(*comm._all_gather_objects(mine), fillvalue=())
     return [sorted(set().union(*of_ranks)) for of_ranks in everyone]
 
 

@@ -151,7 +151,7 @@ class Hybrid(DistributedModule):
             raise ConfigError(f"a batch of shape {tuple(tokens.shape)} can't be cut for "
                               f"{self.dp.size} dp ranks with "
                               f"{self.pipeline.schedule.micro_batches} micro-batches each")
-        check_same_batch(self.everyone, tokens, targets, seeds)
+        check_same_batch(self.everyone.labelled("backward"), tokens, targets, seeds)
         if seeds is None and self.dropout and self.training:
             seeds = draw_shared_seeds(self.everyone, tokens)
         inputs, labels, *more = (scatter_to(self.dp, x, 0) for x in (tokens, targets, seeds)

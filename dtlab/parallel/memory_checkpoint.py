@@ -46,7 +46,7 @@ class MemoryCheckpoint:
         check_distributed(model, "MemoryCheckpoint.save")
         comm = model.comm
         check_optimizer(model, optimizer)
-        part = contents_of(model, optimizer, names_by_group(model, optimizer), extra)
+        part = contents_of(model, optimizer, names_by_group(comm, model, optimizer), extra)
         parts = {(self.number + 1, comm.rank, comm.size): part}
         if comm.size > 1:
             before, received = (comm.rank - 1) % comm.size, []  # type: ignore[var-annotated]

@@ -160,7 +160,7 @@ class Replicas:
                 raise ConfigError(f"Replicas: build returns model and optimizer, not "
                                   f"{short(built)}")
             check_distributed(built[0], "Replicas")
-            self._names = names_by_group(*built)
+            self._names = names_by_group(built[0].comm, *built)
             if newest < 0 and self.number == self._whole[0]:  # all begin as this group does
                 part = contents_of(*built, self._names, None)
         part = self._healed(part, needs=built is not None and part is None)

@@ -42,7 +42,8 @@ class BatchSampler:
         self._seen: dict[int, list[int]] = {}  # how many before its first batch, and after each
         self._check_enough(length)
         mine = f"length={length}, batch={batch}, shuffle={shuffle}, seed={seed}"
-        for rank, theirs in enumerate(comm._all_gather_objects(mine)):
+        everyone = comm.labelled("BatchSampler")._all_gather_objects(mine)
+        for rank, theirs in enumerate(everyone):
             if theirs != mine:
                 raise ConfigError(f"BatchSampler: every rank gives equal arguments, for it takes "
                                   f"its part of one order; rank {rank} gives {theirs}, rank "

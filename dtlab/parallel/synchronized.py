@@ -117,7 +117,7 @@ class SynchronizedModule(DistributedModule):
     def __init__(self, module: nn.Module, comm: Comm, algorithm: str, dtype: torch.dtype | None):
         super().__init__()
         check_comm(comm, "a model of several ranks, such as DataParallel(module, comm),")
-        check_model(module, comm)
+        check_model(module, comm.labelled("zero" if self.sharded else "DataParallel"))
         self.module, self.comm, self.algorithm = module, comm, algorithm
         for collective in ("reduce_scatter", "all_gather") if self.sharded else ("all_reduce",):
             if algorithm != "auto":

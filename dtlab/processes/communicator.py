@@ -306,8 +306,8 @@ class ProcessComm(Comm):
         """Everyone's `value`, by rank, through rank 0. On messages that no trace shows."""
         if not self._hidden:
             hidden = ProcessComm(self.end, self.members, (*self.context, "agree"), visible=False)
-            self._hidden.append(hidden.labelled("split"))
-        hidden = self._hidden[0]
+            self._hidden.append(hidden)
+        hidden = self._hidden[0].labelled(self.label or "split")
         if self.rank:
             hidden.send(value, 0)
             values: list[Any] = hidden.recv_object(0)

@@ -102,7 +102,7 @@ def join(
 def _check_equal(comm: Comm, policy: Policy) -> None:
     """Raise `ConfigError` unless all ranks call `join` with equal arguments."""
     mine = {name: sub(" at 0x[0-9a-f]+", "", repr(value)) for name, value in vars(policy).items()}
-    first, *others = comm._all_gather_objects(mine)
+    first, *others = comm.labelled("join")._all_gather_objects(mine)
     for rank, theirs in enumerate(others, 1):
         for name in mine:
             if theirs[name] != first[name]:

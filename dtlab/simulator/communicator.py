@@ -16,7 +16,7 @@ from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
 from dtlab.machine import Machine
-from dtlab.ranks.matching import check_overlap, check_sources, describe
+from dtlab.ranks.matching import check_match, check_overlap, check_sources, describe
 from dtlab.reduction import check_receives, not_dense
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
@@ -30,6 +30,7 @@ from dtlab.simulator.messages import (
     generation,
 )
 from dtlab.simulator.streams import Stream
+from dtlab.simulator.waiting import Agreement
 from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
 
@@ -282,12 +283,16 @@ class SimComm(Comm):
         self._check_open()
         key = self._context, next(self._agreements)
         agreement = engine.agreements.setdefault(key, {})
-        agreement[self.rank] = (value, strand)
+        mine = describe([], self.label or "split")
+        for rank, (_, _, theirs) in agreement.items():
+            check_match(mine, self._me, theirs, self._ranks[rank])
+        agreement[self.rank] = (value, strand, mine)
         if len(agreement) == self.size:
             del engine.agreements[key]
-            for _, (_, waiting) in sorted(agreement.items()):  # all go on in order of their ranks
-                engine.wake(waiting)
-        strand.waits_for = "split"
+            for rank in range(self.size):  # all go on in order of their ranks
+                engine.wake(agreement[rank][1])
+        call = strand.waits_for = Agreement(mine.label)
+        call.ranks, call.made = self._ranks, agreement
         engine.wait_for(agreement, self.label)
         while len(agreement) < self.size:
             self._check_open()

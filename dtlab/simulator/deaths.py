@@ -12,7 +12,7 @@ from dtlab.errors import RankDied
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import ANY_SOURCE, PendingMessage, generation
 from dtlab.simulator.strands import Crashed, Strand
-from dtlab.simulator.waiting import open_messages
+from dtlab.simulator.waiting import Agreement, open_messages
 
 
 class Deaths:
@@ -94,7 +94,7 @@ class Deaths:
             if strand.done:
                 continue
             cut = _cut(open_messages(strand))
-            if (cut or strand.waits_for == "split") and strand.awaits is not None:
+            if (cut or isinstance(strand.waits_for, Agreement)) and strand.awaits is not None:
                 strand.awaits = None
                 engine.wake(strand)
 

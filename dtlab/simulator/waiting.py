@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dtlab.errors import Waiting, why_stuck
 from dtlab.simulator.lines import learner_line
 from dtlab.simulator.messages import Channel, PendingMessage
 from dtlab.simulator.strands import Strand
+
+
+class Agreement(str):
+    """The call in which a strand waits until all `ranks` have made it. made: by the places of those
+    that have."""
+
+    ranks: Sequence[int]
+    made: Mapping[int, object]
+
 
 CRASHED = "crashed"  # what a strand "waits for" that `simulate(crash=…)` has ended
 
@@ -32,7 +41,9 @@ def _row(strand: Strand) -> Waiting:
     messages = open_messages(strand)
     if not messages:
         doing = strand.waits_for if isinstance(strand.waits_for, str) else "compute"
-        return Waiting(strand.rank, doing + beside, line=line)
+        missing = [rank for place, rank in enumerate(doing.ranks) if place not in doing.made] \
+            if isinstance(doing, Agreement) else []
+        return Waiting(strand.rank, doing + beside, " and ".join(map(str, missing)), line=line)
     first = messages[0]
     doing = "send" if first.is_sent_by(strand.rank) else "recv"
     peers = list(dict.fromkeys(_peer(message, strand.rank) for message in messages))
@@ -66,4 +77,4 @@ def _label(strand: Strand) -> str:
     """Return the label of the collective call in which `strand` waits; "" if it is in none."""
     for message in open_messages(strand):
         return message.label
-    return ""
+    return strand.waits_for if isinstance(strand.waits_for, Agreement) else ""

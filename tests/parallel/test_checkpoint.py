@@ -478,6 +478,23 @@ def test_what_does_not_fit_is_said(tmp_path: Path, mistake: Any, sentence: str) 
         on("simulator", mistake, tmp_path / "c", ranks=2)
 
 
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+def test_a_call_that_a_rank_leaves_out_is_named(tmp_path: Path, backend: str) -> None:
+    def alone(comm: dtlab.Comm) -> None:
+        model = constant(comm)
+        if comm.rank == 0:  # as one saves with torch.save
+            save(tmp_path / "c", model)
+
+    def unlike(comm: dtlab.Comm) -> None:
+        constant(comm) if comm.rank else zero(nn.Linear(2, 2), comm)
+
+    with pytest.raises(dtlab.Deadlock, match="1 returned without calling save") as caught:
+        on(backend, alone, ranks=2)
+    assert "save" in caught.value.waiting[0].doing
+    with pytest.raises(dtlab.ShapeMismatch, match=r"is in (zero|DataParallel), but rank . is in"):
+        on(backend, unlike, ranks=2)
+
+
 # ---- numbered, and beside training -----------------------------------------------------------
 
 

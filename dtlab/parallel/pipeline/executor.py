@@ -57,7 +57,7 @@ class Pipeline:
         if schedule.ranks != comm.size:
             raise ConfigError(f"the schedule is for {schedule.ranks} ranks, but there are "
                               f"{comm.size}")
-        if len(set(comm._all_gather_objects(schedule))) > 1:
+        if len(set(comm.labelled("Pipeline")._all_gather_objects(schedule))) > 1:
             raise ConfigError("ranks hold different schedules")
         check_flag("recompute", recompute)
         if not callable(seconds):
@@ -121,7 +121,7 @@ class Pipeline:
         """
         targets = as_tensor("targets", targets)
         check_mean(loss_fn, targets)
-        check_same_batch(self.comm, as_tensor("inputs", inputs), targets)
+        check_same_batch(self.comm.labelled("step"), as_tensor("inputs", inputs), targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
         if total is not None and counted(targets):
