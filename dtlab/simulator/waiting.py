@@ -43,7 +43,7 @@ def _row(strand: Strand) -> Waiting:
         doing = strand.waits_for if isinstance(strand.waits_for, str) else "compute"
         missing = [rank for place, rank in enumerate(doing.ranks) if place not in doing.made] \
             if isinstance(doing, Agreement) else []
-        return Waiting(strand.rank, doing + beside, " and ".join(map(str, missing)), line=line)
+        return Waiting(strand.rank, doing + beside, " and ".join(map(str, missing[:8])), line=line)
     first = messages[0]
     doing = "send" if first.is_sent_by(strand.rank) else "recv"
     peers = list(dict.fromkeys(_peer(message, strand.rank) for message in messages))

@@ -58,8 +58,8 @@ def test_the_table_says_what_everyone_waits_for(strands: str) -> None:
     objects = rows[4][2]
     assert objects > 0
     assert rows == [
-        ("exchange", "1 and 2", 12), ("exchange", "3 and 2", 12), ("split", "", None),
-        ("recv", "0", 40), ("send", "0", objects), ("exchange", "0 and anyone", 12),
+        ("exchange", "1 and 2", 12), ("exchange", "3 and 2", 12),
+        ("split", "0 and 1 and 3 and 4 and 5 and 6", None), ("recv", "0", 40), ("send", "0", objects), ("exchange", "0 and anyone", 12),
         ("returned", "", None),
     ]
 
