@@ -59,8 +59,8 @@ def test_the_table_says_what_everyone_waits_for(strands: str) -> None:
     assert objects > 0
     assert rows == [
         ("exchange", "1 and 2", 12), ("exchange", "3 and 2", 12),
-        ("split", "0 and 1 and 3 and 4 and 5 and 6", None), ("recv", "0", 40), ("send", "0", objects), ("exchange", "0 and anyone", 12),
-        ("returned", "", None),
+        ("split", "0 and 1 and 3 and 4 and 5 and 6", None), ("recv", "0", 40),
+        ("send", "0", objects), ("exchange", "0 and anyone", 12), ("returned", "", None),
     ]
 
 
