@@ -61,21 +61,23 @@ def check_sources(rank: int, named: bool, anyone: Iterable[Header]) -> None:
 
 
 def check_overlap(comm: Comm, ops: Sequence[Send | Recv]) -> None:
-    """Raise `ConfigError` if a receive would overwrite what is sent in the same batch. Of what
-    collectives do themselves nothing is asked."""
+    """Raise `ConfigError` if a receive would overwrite what is sent or received in the same batch.
+    Of what collectives do themselves nothing is asked."""
     if comm.in_collective or len(ops) < 2:
         return
-    sent = [(op[0], *_span(op[0])) for op in ops if isinstance(op, Send) and _has_memory(op[0])]
-    first, last = min((s[1] for s in sent), default=0), max((s[2] for s in sent), default=0)
-    for y in (op[0] for op in ops if isinstance(op, Recv) and _has_memory(op[0])):
-        start, end = _span(y)
-        if start < last and first < end and any(
-                start < until and since < end and np.shares_memory(_addresses(x), _addresses(y))
-                for x, since, until in sent):
-            raise ConfigError(
-                f"rank {comm.rank}: receives into the tensor that it is sending; what arrives may "
-                f"overwrite what has not left yet, so receive into another tensor"
-            )
+    before: list[tuple[int, Send | Recv]] = []  # by their ends, behind the start of the next one
+    for start, end, number in sorted((*_span(op[0]), number) for number, op in enumerate(ops)
+                                     if _has_memory(op[0])):
+        op, before = ops[number], [other for other in before if other[0] > start]
+        for _, other in before:
+            both = isinstance(op, Recv) + isinstance(other, Recv)
+            if both and np.shares_memory(_addresses(op[0]), _addresses(other[0])):
+                raise ConfigError(f"rank {comm.rank}: " + (
+                    "receives two messages into the same memory, where one would overwrite the "
+                    "other, so receive each into a tensor of its own" if both == 2 else
+                    "receives into the tensor that it is sending; what arrives may overwrite what "
+                    "has not left yet, so receive into another tensor"))
+        before.append((end, op))
 
 
 def _has_memory(x: Any) -> bool:

@@ -130,6 +130,8 @@ def test_sums_of_parts_of_different_sizes(p: int) -> None:
      "receives into the tensor that it is sending"),
     (lambda c: c.post(Recv((x := torch.eye(3))[1], 1 - c.rank), Send(x[:, 1], 1 - c.rank)),
      "receives into the tensor that it is sending"),
+    (lambda c: c.exchange(*[Recv(x := torch.eye(3), 1 - c.rank), Recv(x[1:, 1], 1 - c.rank)]),
+     "receives two messages into the same memory"),
     (lambda c: c.send([1, {"a": (n for n in "b")}], 1 - c.rank), "ConfigError: generator <"),
     (lambda c: collectives.all_gather_object(c, c), "can't be sent: it can't be pickled"),
     (lambda c: collectives.scatter(c, torch.ones(2, 3), torch.ones(3)),
