@@ -86,7 +86,7 @@ def test_a_refused_exchange_does_not_pass_for_a_receive(many: bool) -> None:
             return
         side.recv_object(1)
         with pytest.raises(ShapeMismatch):
-            comm.exchange(*[Recv(y, 1)] * (1 + many), Send(torch.ones(4), 1))
+            comm.exchange(*(Recv(y.clone(), 1) for _ in range(1 + many)), Send(torch.ones(4), 1))
         comm.send(y, 1)
 
     with pytest.raises(Deadlock):  # not a RunTimeout, as if somebody might
