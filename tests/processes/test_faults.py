@@ -202,7 +202,7 @@ def test_a_deadlock_is_called_one_long_before_the_timeout() -> None:
 
 
 @pytest.mark.parametrize(("missing", "doing"), [
-    (lambda x: [Recv(x, 1), Recv(x, 2)], "recv"),  # rank 2 never sends …
+    (lambda x: [Recv(x, 1), Recv(x.clone(), 2)], "recv"),  # rank 2 never sends …
     (lambda x: [Recv(x.clone(), 1), Send(x, 1), Send(x, 2)], "exchange"),  # … nor receives;
     (lambda x: [Send(x, 1), Send(x, 2)], "send"),  # rank 1 would do both
 ])
