@@ -174,7 +174,7 @@ class RankDied(DtlabError):
         super().__init__(message)
 
     @staticmethod
-    def left(rank: int) -> RankDied:
+    def after_shrink(rank: int) -> RankDied:
         """The error of a rank that uses a communicator after it has called `shrink` on it."""
         return RankDied(f"rank {rank}: this communicator has ended with shrink, and all that was "
                         f"made of it; use the one that it returned: comm = comm.shrink()")

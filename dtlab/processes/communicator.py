@@ -127,7 +127,7 @@ class ProcessComm(Comm):
         """Post all `messages` together. Returns them in the order in which to wait for them:
         receives first, for a message that finds its buffer ready moves at once."""
         ordered = sorted(messages, key=attrgetter("sends"))
-        self.end.check_not_left(self.context)
+        self.end.check_not_shrunk(self.context)
         with self.end.lock:
             self._announce(ordered)
             posted_s = time.perf_counter()

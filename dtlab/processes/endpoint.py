@@ -121,10 +121,10 @@ class Endpoint:
         self.met = number
         return number, ranks
 
-    def check_not_left(self, context: tuple[Any, ...]) -> None:
+    def check_not_shrunk(self, context: tuple[Any, ...]) -> None:
         """Raise `RankDied` if the communicator of this context has ended with `shrink`."""
         if self.met and context[0] != survivors_key(self.met):
-            raise RankDied.left(self.rank)
+            raise RankDied.after_shrink(self.rank)
 
     def watched(self, handle: Any, message: Any, members: Sequence[int]) -> Any:
         """`handle` of a message among `members`. Gloo never ends the wait for a send whose peer

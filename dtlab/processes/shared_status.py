@@ -65,7 +65,7 @@ class State(NamedTuple):
     peer: int  # … to this rank of the run, or receives from it (or from ANY_SOURCE);
     number: int  # the number-th of this pair and context; from ANY_SOURCE: so many such receives
     # are older. WAIT: for the stream of this number
-    peers: str = ""  # WAIT_ANY: the messages, as `packed` wrote them
+    peers: str = ""  # WAIT_ANY: the messages, as `pack_messages` wrote them
     label: str = ""
     line: str = ""  # of a stream: the line that began what it runs
 
@@ -231,7 +231,7 @@ class SharedStatus:
         of none of those that it waits for together?"""
         if state.doing not in (SEND, RECV, EXCHANGE, WAIT_ANY) or not state.certain:
             return False
-        messages = _unpacked(state.peers) if state.doing == WAIT_ANY else [
+        messages = _unpack_messages(state.peers) if state.doing == WAIT_ANY else [
             Awaited(state.sends, state.context, state.peer, state.number)]
         return all(self._is_alone(rank, message) for message in messages)
 
@@ -254,17 +254,17 @@ class SharedStatus:
                        for number, state in self.streams(rank)]
 
 
-def named(peers: Iterable[int]) -> str:
+def peer_names(peers: Iterable[int]) -> str:
     """Name these peers in a table."""
     return " and ".join("anyone" if peer == ANY_SOURCE else str(peer) for peer in peers)
 
 
-def packed(messages: Iterable[Awaited]) -> str:
+def pack_messages(messages: Iterable[Awaited]) -> str:
     """Write messages into the text of a record."""
     return ",".join(" ".join(str(int(field)) for field in message) for message in messages)
 
 
-def _unpacked(text: str) -> list[Awaited]:
+def _unpack_messages(text: str) -> list[Awaited]:
     return [Awaited(bool(int(sends)), *map(int, others))
             for sends, *others in (one.split() for one in text.split(",") if one)]
 
@@ -279,7 +279,7 @@ def _row(rank: int, state: State, line: str, where: str = "") -> Waiting:
     if state.doing == WAIT:
         return Waiting(rank, f"wait for stream {state.number}{where}", line=line)
     if state.doing == WAIT_ANY:
-        peers = named(dict.fromkeys(message.peer for message in _unpacked(state.peers)))
+        peers = peer_names(dict.fromkeys(message.peer for message in _unpack_messages(state.peers)))
         return Waiting(rank, doing + where, peers, line=line)
     if state.doing not in (SEND, RECV, EXCHANGE):
         label = f" in {state.label}" if state.doing == COMPUTE and state.label else ""

@@ -13,8 +13,8 @@ from dtlab.processes.shared_status import (
     WAIT_ANY,
     Awaited,
     SharedStatus,
-    named,
-    packed,
+    pack_messages,
+    peer_names,
 )
 
 
@@ -79,7 +79,7 @@ class StatusWriter:
         ends: this wait has a time limit."""
         if self._status is None:
             return
-        text = packed(messages)
+        text = pack_messages(messages)
         fits = len(text) <= PEERS_BYTES
         self._status.write_texts(self._rank, self.number, text * fits, label, self._line)
         self._peers = None
@@ -106,5 +106,5 @@ class StatusWriter:
 
     def _write_texts(self, peers: tuple[int, ...], label: str) -> None:
         assert self._status is not None
-        self._status.write_texts(self._rank, self.number, named(peers), label, self._line)
+        self._status.write_texts(self._rank, self.number, peer_names(peers), label, self._line)
         self._peers, self._label = peers, label

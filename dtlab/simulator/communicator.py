@@ -284,7 +284,7 @@ class SimComm(Comm):
         key = self._context, next(self._agreements)
         agreement = engine.agreements.setdefault(key, {})
         mine = describe([], self.label or "split")
-        for rank, (_, _, theirs) in agreement.items():
+        for rank, (_, _, theirs) in itertools.islice(agreement.items(), 1):  # as all others
             check_match(mine, self._me, theirs, self._ranks[rank])
         agreement[self.rank] = (value, strand, mine)
         if len(agreement) == self.size:
@@ -302,7 +302,7 @@ class SimComm(Comm):
     def _check_open(self) -> None:
         """Raise `RankDied` if one of my ranks has died, or has called `shrink`."""
         if self._has_ended():
-            raise RankDied.left(self._me)
+            raise RankDied.after_shrink(self._me)
         closed = self._engine.deaths.closed(self._context, self._ranks)
         if closed is not None:
             raise broken(self._me, closed)

@@ -14,6 +14,7 @@ from dtlab.errors import ConfigError
 
 
 def as_tensor(what: str, x: Any) -> Tensor:
+    """Return `x` as one tensor. Raises `ConfigError`, which calls it `what`, if it isn't one."""
     try:
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError):

@@ -119,9 +119,9 @@ class Pipeline:
         Raises `ConfigError` unless the schedule's micro-batches divide the batch; and if one of
         torch's losses is given that has another mean.
         """
-        targets = as_tensor("targets", targets)
+        inputs, targets = as_tensor("inputs", inputs), as_tensor("targets", targets)
         check_mean(loss_fn, targets)
-        check_same_batch(self.comm.labelled("step"), as_tensor("inputs", inputs), targets)
+        check_same_batch(self.comm.labelled("step"), inputs, targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
         if total is not None and counted(targets):
