@@ -32,6 +32,9 @@ class RankConnection:
         self.sock = sock
         self.meter: Meter | None = None
         self.numbers = itertools.count(1)  # of works
+        # By numbers of works that were not waited for, outside of collectives: Send or Recv, a
+        # reference to the tensor (for what is sent has been copied, and need not be kept), peer.
+        self.under_way: dict[int, tuple[Any, ...]] = {}
         self._streams: list[StreamRequests] = []  # the first: the rank itself
         self._calls: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -37,6 +38,7 @@ class SandboxWork(Work):
         if not self.ended:
             requests = self._connection.current()
             self.ended = True
+            self._connection.under_way.pop(self.number, None)
             with requests.paused_meter():
                 try:
                     self._take(requests.ask("wait", work=self.number))
@@ -55,6 +57,7 @@ class SandboxWork(Work):
     def cancel(self) -> None:
         if not self.ended:
             self.ended, self._into = True, None
+            self._connection.under_way.pop(self.number, None)
             self._connection.current().tell("cancel", work=self.number)
 
 
@@ -120,12 +123,16 @@ class SandboxComm(Comm):
         self._streams: list[Stream] = []  # the one of `begin`, once needed
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        check_overlap(self, ops)
+        under_way = self._connection.under_way
+        check_overlap(self, ops, [op(x(), peer) for op, x, peer in under_way.values()])
         requests = self._connection.current()
         works = [SandboxWork(self._connection, next(self._connection.numbers),
                              op.x if isinstance(op, Recv) else None) for op in ops]
         with requests.paused_meter():
             self._post(requests, ops, [work.number for work in works])
+            under_way.update((work.number, (type(op), weakref.ref(op.x), op[1]))
+                             for work, op in zip(works, ops, strict=True)
+                             if isinstance(op.x, torch.Tensor) and not self.in_collective)
         return list[Work](works)
 
     def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:

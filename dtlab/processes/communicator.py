@@ -59,24 +59,25 @@ class ProcessComm(Comm):
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         """As in `Comm`."""
-        check_overlap(self, ops)
+        check_overlap(self, ops, self.end.under_way())
         messages = [self._message(op) for op in ops]
         self._start(messages)
-        place = calling_place()
-        return [self.end.posted_at(PostedMessage(self.end, message, self._finish), place)
+        place, inside = calling_place(), self.in_collective
+        return [self.end.posted_at(PostedMessage(self.end, message, self._finish, inside), place)
                 for message in messages]
 
     def exchange(self, *ops: Send | Recv) -> None:
         """As in `Comm`."""
-        check_overlap(self, ops)
+        check_overlap(self, ops, self.end.under_way())
         self._finish(self._start([self._message(op) for op in ops]))
 
     def send(self, x: Any, dst: int) -> None:
         """As in `Comm`."""
-        self._finish(self._start([self._message(Send(x, dst))]))
+        self.exchange(Send(x, dst))
 
     def recv(self, x: Any, src: int | None = None) -> int:
         """As in `Comm`."""
+        check_overlap(self, [Recv(x, src)], self.end.under_way())
         messages = self._start([self._message(Recv(x, src))])
         self._finish(messages)
         return messages[0].peer
@@ -173,8 +174,7 @@ class ProcessComm(Comm):
         """See `check_sources`: of what is under way, and these."""
         anyone = [*self._from_anyone, *(m for m in receives if m.channel is None)]
         if anyone:
-            others = [work.message for work in (*self.end.posted, *self.end.cancelled)
-                      if isinstance(work, PostedMessage)]
+            others = [work.message for work in (*self.end.posted, *self.end.cancelled)]
             named = any(m.channel is not None and not m.sends and m.tag == self.tag
                         for m in (*others, *receives))
             check_sources(self.rank, named, [

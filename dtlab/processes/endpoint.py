@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from dtlab.comm import Work
+from dtlab.comm import Recv, Send, Work
 from dtlab.errors import RankDied, RunTimeout, UnwaitedWork
 from dtlab.processes.connections import Connections
 from dtlab.processes.match_check import ContextCheck
@@ -61,7 +61,7 @@ class Endpoint:
         self._local = threading.local()
         # What nobody has waited for, and the line that began it. (Gloo forgets a message that
         # nobody holds.)
-        self.posted: dict[Work, Place] = {}
+        self.posted: dict[Any, Place] = {}
         self.begun: dict[Work, Place] = {}
         self.cancelled: list[Any] = []
         self.streams: list[Any] = []  # each a thread, until `close`
@@ -91,6 +91,11 @@ class Endpoint:
         """`work` is a message that must be waited for; place: that posted it. Returns it."""
         self.posted[work] = place
         return work
+
+    def under_way(self) -> list[Send | Recv]:
+        """Of messages outside of collectives: what this rank has posted and not waited for."""
+        return [(Send if m.sends else Recv)(m.x, m.peer)
+                for m in [work.message for work in [*self.posted] if not work.inside]]
 
     def begun_at(self, work: AnyWork, place: Place) -> AnyWork:
         """`work` is a function that must be waited for; place: that began it. Returns it."""

@@ -12,10 +12,12 @@ from dtlab.processes.transport import WatchedHandle
 
 
 class PostedMessage(Work):
-    """A message under way. finish: waits until it is done, and puts it in its place."""
+    """A message under way. finish: waits until it is done, and puts it in its place. inside: a
+    collective has posted it."""
 
-    def __init__(self, end: Endpoint, message: Message, finish: Callable[[list[Message]], None]):
-        self._end, self.message, self._finish = end, message, finish
+    def __init__(self, end: Endpoint, message: Message, finish: Callable[[list[Message]], None],
+                 inside: bool):
+        self._end, self.message, self._finish, self.inside = end, message, finish, inside
 
     def wait(self) -> int:
         """As in `Work`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,8 +12,6 @@ import torch
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import not_dense
-
-_SIZES = 12  # up to this many vectors, each size is listed
 
 
 class Header(NamedTuple):
@@ -39,14 +36,6 @@ def describe(x: Any, label: str = "") -> Header:
     return Header("object", label=label)
 
 
-def describe_all(dtype: torch.dtype, sizes: tuple[int, ...], label: str) -> Header:
-    """One header for vectors of these sizes, which follow each other."""
-    if len(sizes) > _SIZES:
-        label += f" #{zlib.crc32(repr(sizes).encode()):x}"
-    return Header("tensor", str(dtype).split(".")[-1], sizes[:_SIZES],
-                  sum(sizes) * dtype.itemsize, label)
-
-
 def check_sources(rank: int, named: bool, anyone: Iterable[Header]) -> None:
     """Raise `ConfigError` if receives from anyone, which `anyone` describes, would be under way
     together and differ, or beside one that names its sender (`named`)."""
@@ -60,11 +49,14 @@ def check_sources(rank: int, named: bool, anyone: Iterable[Header]) -> None:
         )
 
 
-def check_overlap(comm: Comm, ops: Sequence[Send | Recv]) -> None:
-    """Raise `ConfigError` if a receive would overwrite what is sent or received in the same batch.
-    Of what collectives do themselves nothing is asked."""
-    if comm.in_collective or len(ops) < 2:
+def check_overlap(comm: Comm, ops: Sequence[Send | Recv],
+                  under_way: Collection[Send | Recv] = ()) -> None:
+    """Raise `ConfigError` if a receive would overwrite what is sent or received in the same batch,
+    or what is `under_way`: posted by this rank, which has not waited for it. Of what collectives do
+    themselves nothing is asked."""
+    if not under_way and (comm.in_collective or len(ops) < 2):
         return
+    ops = *under_way, *ops
     before: list[tuple[int, Send | Recv]] = []  # by their ends, behind the start of the next one
     for start, end, number in sorted((*_span(op[0]), number) for number, op in enumerate(ops)
                                      if _has_memory(op[0])):
@@ -76,7 +68,8 @@ def check_overlap(comm: Comm, ops: Sequence[Send | Recv]) -> None:
                     "receives two messages into the same memory, where one would overwrite the "
                     "other, so receive each into a tensor of its own" if both == 2 else
                     "receives into the tensor that it is sending; what arrives may overwrite what "
-                    "has not left yet, so receive into another tensor"))
+                    "has not left yet, so receive into another tensor") + (
+                    ", or wait for the first" if under_way else ""))
         before.append((end, op))
 
 

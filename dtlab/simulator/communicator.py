@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import learner_line
 from dtlab.simulator.messages import (
     Channel,
+    LazyDict,
     ObjectBuffer,
     ObjectPayload,
     PendingMessage,
@@ -42,14 +43,15 @@ class SimComm(Comm):
         super().__init__(ranks.index(me), len(ranks), torch.device("cpu"))
         self._engine, self._me = engine, me
         self._ranks, self._context = ranks, context
-        self._to = _LazyDict(self._channel_to)
-        self._from = _LazyDict(self._channel_from)
+        self._to = LazyDict(self._channel_to)
+        self._from = LazyDict(self._channel_from)
         self._agreements = itertools.count()
         self._streams: list[Stream] = []  # the stream, once something has begun
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        check_overlap(self, ops)
         line, engine, me = learner_line(sys._getframe(1)), self._engine, self._me
+        posted = engine.running.posted
+        check_overlap(self, ops, posted.values())
         works: list[Work] = []
         for op in ops:
             if op.__class__ is Send:
@@ -60,14 +62,18 @@ class SimComm(Comm):
                                        describe(op[0], self.label) if op[1] is None else None))
             else:
                 raise no_operation(self.rank, op)
+            if not self.in_collective:
+                posted[works[-1]] = op
         return works
 
     # The next four are as in Comm, without the works, of which nothing is seen outside.
 
     def send(self, x: Any, dst: int) -> None:
+        check_overlap(self, [Send(x, dst)], self._engine.running.posted.values())
         self._wait((self._send(x, dst),), ())
 
     def recv(self, x: Any, src: int | None = None) -> int:
+        check_overlap(self, [Recv(x, src)], self._engine.running.posted.values())
         message = self._recv(x, src)
         self._wait((), (message,))
         peer: int = message.channel.peer
@@ -75,11 +81,11 @@ class SimComm(Comm):
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         # `_wait` written out: rings live in this call.
-        if not self.in_collective:
-            check_overlap(self, (Send(out, dst), Recv(into, src)))
-        sent, received = self._send(out, dst), self._recv(into, src)
         engine = self._engine
         strand = engine.running
+        if strand.posted or not self.in_collective:
+            check_overlap(self, (Send(out, dst), Recv(into, src)), strand.posted.values())
+        sent, received = self._send(out, dst), self._recv(into, src)
         strand.waits_for = sent, received
         if not sent.left:
             engine.wait_for(sent, self.label)
@@ -90,7 +96,7 @@ class SimComm(Comm):
         for op in ops:
             if op.__class__ not in (Send, Recv):
                 raise no_operation(self.rank, op)
-        check_overlap(self, ops)
+        check_overlap(self, ops, self._engine.running.posted.values())
         receives = [op for op in ops if op.__class__ is Recv]
         check_sources(self.rank, any(op[1] is not None for op in receives),
                       [describe(op[0], self.label) for op in receives if op[1] is None])
@@ -331,19 +337,3 @@ class SimComm(Comm):
     def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
         members = [self._ranks[rank] for rank in ranks]
         return SimComm(self._engine, self._me, members, (*self._context, context))
-
-
-Peer = TypeVar("Peer", int, int | None)
-Found = TypeVar("Found")
-
-
-class _LazyDict(dict[Peer, Found]):
-    """By peer; made at the first use."""
-
-    def __init__(self, make: Callable[[Peer], Found]):
-        super().__init__()
-        self._make: Callable[[Peer], Found] = make
-
-    def __missing__(self, peer: Peer) -> Found:
-        found = self[peer] = self._make(peer)
-        return found

@@ -59,7 +59,7 @@ class Deaths:
         if rank in self._members:
             self.close(self._generations[rank], rank)
             for work in [work for work in engine.unwaited if work.rank == rank]:
-                del engine.unwaited[work]
+                work._detach()
         if not self._members:
             raise Crashed  # started anew, when nobody is left to join
         self._asking[rank] = strand

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -287,3 +287,19 @@ def put(into: Any, x: Any) -> None:
     else:  # a subclass, of which the sender has one of its own: torch refuses to mix them
         with torch._C.DisableTorchFunctionSubclass():
             into.copy_(x)
+
+
+Peer = TypeVar("Peer", int, int | None)
+Found = TypeVar("Found")
+
+
+class LazyDict(dict[Peer, Found]):
+    """By peer; made at the first use."""
+
+    def __init__(self, make: Callable[[Peer], Found]):
+        super().__init__()
+        self._make: Callable[[Peer], Found] = make
+
+    def __missing__(self, peer: Peer) -> Found:
+        found = self[peer] = self._make(peer)
+        return found

@@ -20,6 +20,7 @@ from typing import Any, Self
 import greenlet
 import torch
 
+from dtlab.comm import Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.simulator.lines import Line
 from dtlab.simulator.process_state import ProcessState
@@ -63,7 +64,7 @@ class Strand(ABC):
     """
 
     __slots__ = ("_body", "_next_strand", "_process", "any_of", "awaits", "done", "idle",
-                 "idle_since_s", "label", "line", "rank", "real", "stream", "waits_for")
+                 "idle_since_s", "label", "line", "posted", "rank", "real", "stream", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
@@ -72,6 +73,7 @@ class Strand(ABC):
         self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
         self.waits_for: list[Any] | tuple[Any, ...] | str = ()
+        self.posted: dict[Any, Send | Recv] = {}  # outside of collectives, not waited for
         self.awaits: object = None  # the message or function that wakes it
         self.any_of: Sequence[object] = ()  # or any of these does
         self.idle_since_s = 0.0  # when it last worked: since then, it only waited

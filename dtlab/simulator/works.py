@@ -49,11 +49,15 @@ class SimWork(Work):
 class MessageWork(SimWork):
     """One end of a message."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_strand", "message")
 
     def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage):
         super().__init__(engine, rank, line)
-        self.message = message
+        self.message, self._strand = message, engine.running
+
+    def _detach(self) -> None:
+        super()._detach()
+        self._strand.posted.pop(self, None)
 
     @property
     def is_cut(self) -> bool:
@@ -69,7 +73,7 @@ class MessageWork(SimWork):
 
     def _finish(self) -> None:
         engine = self._engine
-        engine.unwaited.pop(self, None)
+        self._detach()
         if self.is_cut:
             raise broken(self.rank, self.message.channel.src, self.message.channel.dst)
         if not self._is_over():

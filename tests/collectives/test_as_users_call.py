@@ -132,6 +132,15 @@ def test_sums_of_parts_of_different_sizes(p: int) -> None:
      "receives into the tensor that it is sending"),
     (lambda c: c.exchange(*[Recv(x := torch.eye(3), 1 - c.rank), Recv(x[1:, 1], 1 - c.rank)]),
      "receives two messages into the same memory"),
+    (lambda c: (c.isend(x := torch.ones(3), 1 - c.rank), c.recv(x[1:], 1 - c.rank)),
+     "receives into the tensor that it is sending; what arrives may overwrite what has not left "
+     "yet, so receive into another tensor, or wait for the first"),
+    (lambda c: (c.irecv(x := torch.ones(3), 1 - c.rank), c.labelled("a").send(x, 1 - c.rank)),
+     "receives into the tensor that it is sending"),
+    (lambda c: (c.isend(x := torch.ones(4), 1 - c.rank), collectives.broadcast(c, x)),
+     "receives into the tensor that it is sending"),
+    (lambda c: (c.irecv(x := torch.ones(3), 1 - c.rank), c.irecv(x, 1 - c.rank)),
+     "receives two messages into the same memory"),
     (lambda c: c.send([1, {"a": (n for n in "b")}], 1 - c.rank), "ConfigError: generator <"),
     (lambda c: collectives.all_gather_object(c, c), "can't be sent: it can't be pickled"),
     (lambda c: collectives.scatter(c, torch.ones(2, 3), torch.ones(3)),
@@ -149,6 +158,22 @@ def test_what_does_not_fit_is_refused_alike(backend: str, call: Any, says: str) 
     with pytest.raises(dtlab.ConfigError) as told:
         BACKENDS[backend](call, 2)
     assert says in str(told.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_is_free_again_once_its_message_was_waited_for(backend: str) -> None:
+    def fn(comm: Comm) -> list[float]:
+        x, peer = torch.full((3,), float(comm.rank)), 1 - comm.rank
+        sent, received = comm.isend(x, peer), comm.irecv(y := torch.zeros(3), peer)
+        comm.exchange(Send(x[:1], peer), Recv(torch.zeros(1), peer))  # which reads it once more
+        comm.wait_any([sent])
+        comm.wait_any([received])
+        again = comm.irecv(x[1:], peer)
+        comm.send(y[1:], peer)
+        again.wait()
+        return x.tolist()
+
+    assert BACKENDS[backend](fn, 2).values == [[0.0] * 3, [1.0] * 3]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
