@@ -84,7 +84,7 @@ def taken_out(library: Sequence[str]) -> list[str]:
 
 
 def take_out(library: Sequence[str]) -> None:
-    """In a process that has all of this package: what is taken out is only names here, too."""
+    """Leave only names of what is taken out, in a process that has all of this package, too."""
     for module in [import_module(f"dtlab.{name}") for name in taken_out(library)]:
         for name, value in list(vars(module).items()):
             if isinstance(value, FunctionType) and value.__module__ == module.__name__ and (
@@ -93,7 +93,7 @@ def take_out(library: Sequence[str]) -> None:
 
 
 def keep_only(library: Sequence[str]) -> None:
-    """From here on, this process finds of this package only what a rank is made of, and these
+    """Let this process find of this package, from here on, only what a rank is made of, and these
     parts ("collectives", …), without those that are taken out ("-collectives.trees")."""
     sys.meta_path.insert(0, _Finder((*PRESENT, *library),
                                     [f"dtlab.{name}" for name in taken_out(library)]))

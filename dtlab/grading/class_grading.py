@@ -135,7 +135,7 @@ def _digest_of(files: Iterable[Path]) -> str:
 
 
 def _write_whole(file: Path, text: str) -> None:
-    """All of it or nothing: an interrupted run must not leave half a result."""
+    """Write all of it or nothing: an interrupted run must not leave half a result."""
     part = file.with_suffix(f".{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(file)

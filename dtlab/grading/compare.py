@@ -71,7 +71,7 @@ def _says(name: str, came: Any) -> str:
 
 
 def _digits(x: Any, other: Any) -> str:
-    """`x`, with as many digits as it takes to see that it is not `other`."""
+    """Return `x`, with as many digits as it takes to see that it is not `other`."""
     texts = ((f"{x:.{n}g}", f"{other:.{n}g}") for n in (6, 9, 17))
     return next((mine for mine, theirs in texts if mine != theirs), f"{x:g}")
 

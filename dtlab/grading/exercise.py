@@ -87,7 +87,7 @@ class Exercise:
 
     @property
     def chapter(self) -> str:
-        """Its chapter's number, in two digits."""
+        """The chapter's number, in two digits."""
         return next(chapter for chapter, ids in CHAPTERS.items() if self.id in ids)
 
     @property

@@ -100,7 +100,7 @@ class FrameSocket:
         return self._sock.fileno()
 
     def _exactly(self, count: int, until_s: float) -> bytearray:
-        """No second copy of it is made, which would count as the rank's memory."""
+        """Receive `count` bytes, without a second copy, which would count as the rank's memory."""
         data = bytearray(count)
         left = memoryview(data)
         while left:
@@ -164,7 +164,7 @@ class Opaque(str):
 
 
 def encode(value: Any, blobs: list[Blob]) -> Any:
-    """`value` as JSON; tensors go to `blobs`, other objects become their `repr`."""
+    """Return `value` as JSON; tensors go to `blobs`, other objects become their `repr`."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):

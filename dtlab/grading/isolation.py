@@ -73,7 +73,7 @@ def _obstacle(name: str) -> str:
 
 
 def check_secrets(folders: list[Path]) -> None:
-    """For the sandbox nobody: `ConfigError` unless others can read none of these folders."""
+    """For the sandbox nobody, raise `ConfigError` unless others can read none of these folders."""
     for folder in [*(PACKAGE / part for part in SECRET), *folders]:
         if folder.exists() and not _closed(folder.resolve()):
             raise ConfigError(f"the sandbox nobody can't hide {folder}, which every user may read: "

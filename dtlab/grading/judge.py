@@ -80,7 +80,7 @@ def _alone(_comm: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> A
 
 
 def prepare_to_fork() -> None:
-    """Before forking: no threads of torch, and no process group that a fork would inherit dead."""
+    """Leave no threads of torch, and no process group, which a fork would inherit dead."""
     torch.set_num_threads(1)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -184,8 +184,8 @@ def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
 
 def _judged(check: Check, number: int, case: Case, outcome: Outcome, elsewhere: bool
             ) -> Trial | None:
-    """None if the check counts what right values cost, and wrong ones have cost their points in
-    another check."""
+    """Return a trial, or None if the check counts what right values cost, and wrong ones have cost
+    their points in another check."""
     verdict = verdict_of(check.provided or check.judge, case, outcome)
     if check.provided and not verdict.passed and elsewhere:
         return None

@@ -71,7 +71,7 @@ def _judge(submission: Submission, exercise_id: str, seed: int) -> dict[str, Any
 
 
 def seal(function: Callable[..., Any], name: str) -> Submission:
-    """`function`, pickled for the processes that will run it."""
+    """Return `function`, pickled for the processes that will run it."""
     if not callable(function):
         raise ConfigError(
             f"check needs your function itself, not {type(function).__name__} {function!r:.60}; "

@@ -37,8 +37,8 @@ class Meter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks. True, the default, imports all of torch._dynamo at the first operation,
-        which takes a second; nothing here is ever compiled."""
+        """Return False when torch asks. True, the default, imports all of torch._dynamo at the
+        first operation, which takes a second; nothing here is ever compiled."""
         return False
 
     def __enter__(self) -> Meter:

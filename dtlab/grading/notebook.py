@@ -50,7 +50,7 @@ class NotebookReport:
         return whole(sum(report.max_points for report in self.exercises))
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts and `--json`."""
+        """Return the report as a dictionary, for scripts and `--json`."""
         return {
             "notebook": self.path,
             "chapter": self.chapter,

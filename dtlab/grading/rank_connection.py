@@ -47,7 +47,7 @@ class RankConnection:
             os._exit(0)  # the referee is done
 
     def _hand_over(self, frame: Frame) -> None:
-        """A function of its own, so that this thread does not keep the frame."""
+        """Hand the frame over in a function of its own, so that this thread does not keep it."""
         if frame.kind == "call":
             self._calls.put(frame)
         else:
@@ -62,7 +62,7 @@ class RankConnection:
         return call
 
     def add_stream(self, begun_at: str = "") -> StreamRequests:
-        """One more stream; `StreamRequests.attach` gives it a thread."""
+        """Add one more stream; `StreamRequests.attach` gives it a thread."""
         stream = StreamRequests(self, len(self._streams), begun_at)
         self._streams.append(stream)
         return stream

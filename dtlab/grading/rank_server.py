@@ -197,5 +197,5 @@ def _how_it_ended(pid: int) -> str:
 
 
 def main() -> None:
-    """The server as a program of its own: arguments are the socket's number, and the library."""
+    """Run the server as a program: arguments are the socket's number, and the library."""
     _run_server(int(sys.argv[1]), sys.argv[2:], restricted=True)

@@ -77,7 +77,7 @@ class Report:
         return list(dict.fromkeys(row.hint for row in self.rows if row.hint))
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts and `--json`."""
+        """Return the report as a dictionary, for scripts and `--json`."""
         told = asdict(self)
         del told["_shown_in"]
         return told | {"points": self.points, "max_points": self.max_points, "hints": self.hints,
@@ -210,8 +210,8 @@ def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int, unbro
 
 
 def printable(text: str) -> str:
-    """`text` without escape sequences, control characters, marks that turn its direction, and what
-    UTF-8 can't hold."""
+    """Return `text` without escape sequences, control characters, marks that turn its direction,
+    and what UTF-8 can't hold."""
     return _CONTROL.sub("", text).encode(errors="replace").decode()
 
 
@@ -220,7 +220,7 @@ _CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)|"
 
 
 def _plain(text: str) -> str:
-    """`text` for a terminal, where code is not marked."""
+    """Return `text` for a terminal, where code is not marked."""
     return text.replace("`", "")
 
 

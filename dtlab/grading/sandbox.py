@@ -74,7 +74,7 @@ class Sandbox:
 
 
 def new_outcome(case: Case) -> Outcome:
-    """To be filled in."""
+    """Return an outcome of `case`, to be filled in."""
     p = case.ranks
     return Outcome([None] * p, [()] * p, 0.0, peak_bytes=[0] * p, printed=[""] * p, asked=[0] * p,
                    grown_bytes=[0] * p)
@@ -100,7 +100,7 @@ def send_calls(case: Case, submission: Submission, processes: Sequence[Untrusted
 
 
 def pickled_by_value(value: Any, module: ModuleType | None, lends: bool = False) -> Pickled:
-    """`value` with what it uses of `module`, which where it goes may not be there to import.
+    """Pickle `value` with what it uses of `module`, which may not be there to import where it goes.
     lends: large tensors stay beside the pickle, and take their memory once where they come."""
     if module is None:
         return Pickler(lends).pickled(value)
@@ -135,7 +135,7 @@ _MESSAGE = (bool, int, int, int, float, float, str, int)
 
 
 def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFailure | None:
-    """Until the function has returned on all ranks; or why it has not."""
+    """Wait until the function has returned on all ranks; return why, if it has not."""
     waiting = set(range(len(ranks)))
     replies = [Reply(0.0, None, [], [], [])] * len(ranks)
     before, grown = [0] * len(ranks), outcome.grown_bytes

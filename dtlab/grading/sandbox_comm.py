@@ -49,7 +49,7 @@ class SandboxWork(Work):
         return self._value
 
     def _take(self, answer: Frame) -> None:
-        """It is done."""
+        """Take what was received, and from whom."""
         self._value = int(answer.fields["peer"])
         deliver(self._into, answer.blobs)
         self._into = None
@@ -69,7 +69,7 @@ class BegunFunction(SandboxWork):
         self._call, self.at = call, at
 
     def run(self, requests: StreamRequests, comm: Comm) -> None:
-        """On the thread of its stream."""
+        """Call the function, on the thread of its stream."""
         meter = self._connection.meter
         try:
             with meter.on_this_thread() if meter else nullcontext():
@@ -80,7 +80,7 @@ class BegunFunction(SandboxWork):
             requests.tell("raise", work=self.number, **describe_error(error))
 
     def _take(self, answer: Frame) -> None:
-        """`run` has set value or error."""
+        """Do nothing: `run` has set value or error."""
 
 
 class Stream:
@@ -136,7 +136,7 @@ class SandboxComm(Comm):
         return list[Work](works)
 
     def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:
-        """A function of its own, so that its data is freed before the meter goes on."""
+        """Post in a function of its own, so that its data is freed before the meter goes on."""
         blobs: list[Blob] = []
         described = [self._operation(op, blobs) for op in ops]
         requests.tell("post", *blobs, group=self.group, label=self.label, ops=described,

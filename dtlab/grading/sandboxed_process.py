@@ -52,15 +52,15 @@ def discard_output() -> None:
 
 
 def give_back_memory() -> None:
-    """From here on, what is freed of a megabyte or more is the system's at once, so that this
+    """Have blocks of a megabyte or more returned to the system once they are freed, so that this
     process is as large as what it holds. With glibc only."""
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def limit_resources() -> None:
-    """No files (so none can be shared), no core dumps, no endless computing. The referee limits its
-    memory from outside."""
+    """Allow no files (so none can be shared), no core dumps, no endless computing. The referee
+    limits its memory from outside."""
     for kind, limit in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0),
                         (resource.RLIMIT_CPU, PROCESSOR_S), (resource.RLIMIT_NOFILE, OPEN_FILES)):
         resource.setrlimit(kind, (limit, limit))

@@ -103,8 +103,8 @@ _IMPORTS = "<module>", "__getattr__"  # what `from dtlab import Send` runs
 
 
 def forbid_library(frame: FrameType, event: str, _arg: Any) -> None:
-    """A profiler, for `sys.setprofile`: raises `NotYourOwn` when code outside this package calls a
-    function of it, other than the communicator's."""
+    """As a profiler, for `sys.setprofile`, raise `NotYourOwn` when code outside this package calls
+    a function of it, other than the communicator's."""
     file = frame.f_code.co_filename
     if event == "call" and file.startswith(PACKAGE) and not file.startswith(_FREE):
         caller, name = frame.f_back, frame.f_code.co_qualname

@@ -30,7 +30,7 @@ def lg_ceil(p: int) -> int:
 
 
 def bytes_sent(outcome: Outcome, rank: int | None = None) -> int:
-    """Sent by one rank, or by all, each message counted as in `padded`."""
+    """The bytes sent by one rank, or by all, each message counted as in `padded`."""
     return padded(outcome).sent_bytes(rank)
 
 
@@ -174,7 +174,7 @@ def one_mean(length: Callable[[Case], int], formula: str) -> Judge:
 
 
 def rounds_at_most(bound: Bound, formula: str) -> Judge:
-    """With one second a message, and infinite bandwidth, the virtual time counts the rounds."""
+    """Does it take at most `bound(case)` rounds, each a second, with infinite bandwidth?"""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         took, allowed = outcome.elapsed_s, int(bound(case))
         return Verdict(took <= allowed + 1e-9, counted(took, "round"),

@@ -240,8 +240,8 @@ _IPYTHON = re.compile(r"^(\s*)(?:(?:\w+\s*=\s*)?[%!].*|\?.*|[\w.]+\?\??\s*$)")
 
 
 def _without_ipython(code: str) -> str:
-    """`code` without the lines that only IPython understands (%time, !pip, x = !ls, comm.send?), if
-    it is Python without them."""
+    """Return `code` without the lines that only IPython understands (%time, !pip, x = !ls,
+    comm.send?), if it is Python without them."""
     if _parsed(code) or len(code) > LARGEST_CELL:
         return code
     lines = [re.sub(_IPYTHON, r"\1pass", line) for line in code.split("\n")]

@@ -52,7 +52,7 @@ def can_restrict() -> bool:
 
 
 def restrict(gloo: bool = False) -> None:
-    """From here on, this process makes no other system calls. gloo: it may use sockets.
+    """Let this process make, from here on, no system calls but these. gloo: it may use sockets.
 
     Raises `OSError`, or what importing libseccomp raises, if that can't be had.
     """

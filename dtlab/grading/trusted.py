@@ -77,7 +77,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
 
 
 def _as_sent(value: Any) -> Any:
-    """As a rank's process would report it."""
+    """Return `value` as a rank's process would report it."""
     blobs: list[Blob] = []
     return decode(encode(value, blobs), blobs)
 
@@ -105,14 +105,14 @@ class Judged(NamedTuple):
 
 
 def judge_mistakes(exercise_id: str, folder: Path) -> Judged:
-    """In a process of its own, judge the exercise's solution and all its mistakes, each by what all
-    of them leave behind."""
+    """Judge, in a process of its own, the exercise's solution and all its mistakes, each by what
+    all of them leave behind."""
     told: Judged = in_own_process(_judge_mistakes, exercise_id, folder)
     return told
 
 
 def _checks_of(exercise: Exercise, seed: int) -> list[Check]:
-    """Without the cases that show what a process hides, which none of our mistakes does."""
+    """Return the checks without cases that show what a process hides: none of our mistakes does."""
     return [replace(check, cases=[case for case in check.cases if case.facts.get("n", 0) < VAST])
             for check in exercise.build(seed)]
 

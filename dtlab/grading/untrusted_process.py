@@ -35,7 +35,7 @@ class UntrustedProcess:
             self.socket.send(kind, until_s=time.monotonic() + 5, **fields)
 
     def _limit_memory(self) -> None:
-        """From outside, as it can't see its own size."""
+        """Limit its memory from outside, as it can't see its own size."""
         with suppress(OSError, AttributeError):  # it has ended already; or not on Linux
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[0])
             ceiling = pages * resource.getpagesize() + MEMORY_BYTES
@@ -52,7 +52,7 @@ class UntrustedProcess:
         return 0
 
     def start_timing(self) -> None:
-        """From now on its time counts."""
+        """Count its time from now on."""
         self._since_s, self._used_s = time.monotonic(), self._processor_s()
 
     def recv(self, limit_s: float, stream: int = 0) -> Frame:

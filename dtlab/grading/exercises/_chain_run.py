@@ -59,7 +59,7 @@ class Client:
         return bool(self._script) and (self._script[0] != "add" or under_way < WINDOW)
 
     def act(self) -> None:
-        """The next line of the script."""
+        """Do the next line of the script."""
         what = self._script.popleft()
         if what == "again":
             self._post(self.chain[0], list(self.adds.values())[-1])
@@ -82,8 +82,8 @@ class Client:
         self._post(self.chain[-1], message)
 
     def receive(self, message: ChainMessage, known: set[int]) -> None:
-        """An answer, or the master's list of the nodes that live. known: the adds of which messages
-        have told its sender."""
+        """Take an answer, or the master's list of the nodes that live. known: the adds of which
+        messages have told its sender."""
         if message[0] == "chain":
             old, self.chain = self.chain, message[1]
             if (old[0], old[-1]) != (self.chain[0], self.chain[-1]):
@@ -214,12 +214,12 @@ class ChainRun:
 
 
 def place_of(add: ChainMessage) -> int:
-    """Its number among the adds: i of ("add", number, key, 4ⁱ)."""
+    """Return its number among the adds: i of ("add", number, key, 4ⁱ)."""
     return int(add[3]).bit_length() // 2
 
 
 def copied(sent: Any) -> Any:
-    """As it would come to another process: it shares nothing with `sent`."""
+    """Return `sent` as it would come to another process: it shares nothing with it."""
     return pickle.loads(pickle.dumps(sent))
 
 

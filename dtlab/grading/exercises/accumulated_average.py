@@ -22,7 +22,7 @@ def mean_gradient(samples: Tensor) -> Tensor:
 
 
 def run_batches(average: Callable[..., Any], comm: Comm, batches: list[Tensor], length: int) -> Any:
-    """In the sandbox. The gradient has room for one micro-batch at a time."""
+    """In the sandbox, run `average` with a gradient that has room for one micro-batch at a time."""
     most = max(map(len, batches), default=0)
 
     def gradient(samples: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dtlab.parallel.pipeline import Schedule, one_f_one_b, zb_h1, zb_h2
 
 @of_schedule
 def _within(case: Case, schedule: Schedule) -> Verdict:
-    """It can run; does it keep to the limit?"""
+    """Does the schedule, which can run, keep to the limit?"""
     limit, held = case.args[0][-1], schedule.time().held
     rank = held.index(max(held))
     return Verdict(held[rank] <= limit, f"rank {rank} holds {held[rank]:g} micro-batches",

@@ -62,14 +62,14 @@ def all_of(question: Question) -> dict[tuple[Any, ...], tuple[float, float]]:
 
 
 def oracle(question: Question, rank: int) -> Callable[..., tuple[float, float] | None]:
-    """In the referee: a prediction."""
+    """Return the function that predicts in the referee."""
     predicted = predictor(question)
     return lambda comm, *layout: predicted(*layout)
 
 
 def run_choice(choose: Callable[..., Any], ask: Callable[..., Any], layers: int, heads: int,
                devices: int, batch: int, *memory_bytes: float) -> list[Any]:
-    """In the sandbox: what the answer chooses. Only what can be laid out is worth a question."""
+    """In the sandbox, let the answer choose. Only what can be laid out is worth a question."""
     def predict(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str) -> Any:
         if pp * dp * tp != devices or batch % (dp * micro_batch):
             return None

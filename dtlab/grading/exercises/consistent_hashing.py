@@ -19,7 +19,7 @@ LEAST = 1.2 * SHARE  # a server has at least one LEAST-th of its share
 
 
 def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int, far: bool) -> Any:
-    """In the learner's process. far: with Python's `hash` seeded as another process may have it."""
+    """Place keys in the learner's process. far: Python's `hash` is seeded as another's may be."""
     real = builtins.hash
     if far:
         builtins.hash = lambda x: real(("another process", real(x)))
@@ -56,7 +56,7 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _moved(case: Case, outcome: Outcome) -> Verdict:
-    """From the first list of servers to the second, which has one more."""
+    """Judge which keys move from the first list of servers to the second, which has one more."""
     (before, after), ((_, old, _), (_, servers, _)) = outcome.values, case.args
     (new,) = set(servers) - set(old)
     moved = [key for key in before if before[key][0] != after[key][0]]
@@ -69,7 +69,7 @@ def _moved(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _gone(case: Case, outcome: Outcome) -> Verdict:
-    """From the first list of servers to the second, which has one fewer."""
+    """Judge which keys move from the first list of servers to the second, which has one fewer."""
     (before, after), ((_, old, _), (_, servers, _)) = outcome.values, case.args
     (dead,), share = set(old) - set(servers), len(before) / len(old)
     needless = [key for key, mine in before.items() if mine[0] not in (dead, after[key][0])

@@ -33,8 +33,8 @@ def right(request: str, worker: int, w: torch.Tensor, g: torch.Tensor | None,
 
 def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
            ) -> list[tuple[Any, torch.Tensor | None]]:
-    """In the sandbox: for each request, the weights that the worker was given, or that the push
-    left; and the gradient afterwards."""
+    """In the sandbox, return for each request the weights that the worker was given, or that the
+    push left; and the gradient afterwards."""
     backups: dict[Any, torch.Tensor] = {}
     seen: list[tuple[Any, torch.Tensor | None]] = []
     for request, worker, g in script:
@@ -63,8 +63,8 @@ def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr
 
 
 def train(function: Answer, seed: int) -> list[torch.Tensor]:
-    """In the sandbox: the weights after 8 workers have trained in turns, so that each gradient is 7
-    updates old."""
+    """Return the weights after 8 workers have trained in turns, so that each gradient is 7 updates
+    old: in the sandbox, and in the judge for comparison."""
     model, (data, _) = MLP((64, 32, 10)), digits(F64)
     weights = model.parameters(seed, F64)
     backups: dict[str, dict[Any, torch.Tensor]] = {key: {} for key in weights}
@@ -92,8 +92,8 @@ def loss_of(weights: Sequence[torch.Tensor], seed: int) -> float:
 
 
 def _loss(case: Case, outcome: Outcome) -> Verdict:
-    """As low as the reference's, which plain SGD is far from, and by its weights: another training
-    reaches a low loss, too."""
+    """Is the loss as low as the reference's, which plain SGD is far from, and by its weights?
+    Another training reaches a low loss, too."""
     (seed,) = case.args[0]
     came, trained = outcome.values[0], train(right, seed)
     reached, least = loss_of(came, seed), loss_of(trained, seed)

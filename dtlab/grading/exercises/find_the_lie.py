@@ -22,7 +22,7 @@ ITEMS = ("y", *(f"the gradient of {name}" for name in (*NAMES, "x")), "the names
 
 
 def right(x: Tensor, norm: Tensor, up: Tensor, scale: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-    """On one device."""
+    """Compute the layer's y on one device."""
     h = gelu((x * norm) @ up.T)
     h = (h.unflatten(-1, (-1, len(scale))) * scale).flatten(-2)
     y: Tensor = x + h @ down.T + bias
@@ -30,7 +30,7 @@ def right(x: Tensor, norm: Tensor, up: Tensor, scale: Tensor, down: Tensor, bias
 
 
 def run_layer(layer: Callable[..., Any], comm: Comm, x: Tensor, *parameters: Tensor) -> list[Any]:
-    """In the sandbox: y, the gradients of its parameters and of x, and which ones the answer
+    """In the sandbox, return y, the gradients of its parameters and of x, and which ones the answer
     names."""
     x, *leaves = (p.clone().requires_grad_() for p in (x, *parameters))
     result = layer(comm, x, *leaves, copy_to, reduce_from)

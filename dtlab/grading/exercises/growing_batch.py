@@ -48,7 +48,7 @@ def train(rates: Sequence[float], batches: Sequence[int], steps: Sequence[int]
 
 
 def _loss(case: Case, outcome: Outcome) -> Verdict:
-    """Trained here with it: the loss of the shrinking rate, in as many samples, and fewer steps."""
+    """Does training by it reach the shrinking rate's loss, in as many samples, and fewer steps?"""
     schedule, batch, most = case.args[0]
     _, sizes, counts = _right(schedule, batch, most)
     model, (data, _) = MLP((64, 32, 10)), digits(F64)

@@ -16,7 +16,7 @@ SHARE = 1.05  # of the fastest one's time
 
 
 def oracle(question: Question, rank: int) -> Callable[..., float | None]:
-    """In the referee: how long a step takes, None where there is no room for it."""
+    """Return the referee's function: how long a step takes, None where there is no room for it."""
     predicted = predictor(question)
 
     def answer(comm: Comm, *layout: Any) -> float | None:

@@ -56,7 +56,7 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
-    """In racks, no latency: as fast as the course's own."""
+    """In racks, without latency, is it about as fast as the course's own?"""
     n = case.facts["n"] * case.facts["item"]
     ours_s = enter(case.network, n, "hierarchical", {"group": case.args[0][1]}).elapsed_s
     allowed, took = SLACK * ours_s, outcome.elapsed_s
@@ -66,7 +66,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int, int], in_racks: bool = False) -> list[Case]:
-        """With other sizes for other seeds, but as divisible."""
+        """Return cases with other sizes for other seeds, but as divisible ones."""
         return [_case(p, k, n + varied(seed, 5, p, k, n) * p * (n >= p), seed, in_racks=in_racks)
                 for p, k, n in what]
 

@@ -37,7 +37,7 @@ class Layer:
 
 def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
            ) -> Callable[[Comm, int], Tensor]:
-    """In the referee: a layer's gradient, once the time has passed that it takes."""
+    """Return the referee's function: a layer's gradient, once the time that it takes has passed."""
     begun: list[int] = []
     ended: list[int] = []
 
@@ -56,7 +56,7 @@ def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
 
 def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[[int], Tensor],
                count: int) -> list[Any]:
-    """In the sandbox: the layers' gradients after the learner's function has run."""
+    """In the sandbox, return the layers' gradients after the learner's function has run."""
     layers = [Layer(compute, number) for number in range(-count, 0)]
     backward(comm, layers)
     return [layer.grad for layer in layers]

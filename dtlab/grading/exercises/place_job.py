@@ -65,7 +65,7 @@ def cost_of(where: Hall, placed: tuple[int, ...]) -> Cost:
 
 
 def compact(where: Hall, ranks: int) -> tuple[int, ...]:
-    """As few racks as will do, each visited once: those with most room first."""
+    """Return hosts in as few racks as will do, each visited once: those with most room first."""
     room: dict[int, list[int]] = {}
     for host in where.free:
         room.setdefault(where.rack_of(host), []).append(host)

@@ -96,7 +96,7 @@ class Job:
 
 def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], *job: int
          ) -> list[list[Tensor]]:
-    """In the sandbox: a life in each of these plans, whose other lives other ranks have. Returns
+    """In the sandbox, live once in each of these plans, whose other lives other ranks have. Returns
     the weights at its end."""
     found = []
     for plan in plans:
@@ -111,8 +111,8 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
 
 
 class Kills:
-    """In the referee: trains the lives number `rank`, and says when each ends. The disk goes from
-    rank to rank, as it was when a life ended.
+    """The referee's side: it trains the lives number `rank`, and says when each ends. The disk goes
+    from rank to rank, as it was when a life ended.
 
     notes: how many steps the rank has taken, by plan.
     """

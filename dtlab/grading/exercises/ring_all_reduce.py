@@ -30,7 +30,7 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int]) -> list[Case]:
-        """With other sizes for other seeds, but as divisible."""
+        """Return cases with other sizes for other seeds, but as divisible ones."""
         return [summing_case(p, n + varied(seed, 5, p, n) * p * (n >= p), F32, seed)
                 for p, n in what]
 

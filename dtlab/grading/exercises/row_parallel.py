@@ -23,7 +23,7 @@ GRADIENTS = "the gradient of x", "the gradient of the weight", "the gradient of 
 
 def _right(parts: list[list[Tensor]], bias: Tensor, dy: Tensor
            ) -> list[tuple[Tensor, ...]]:
-    """By rank: y and the gradients, of each rank's x and weight."""
+    """Return for each rank y and the gradients of its x, its weight and the bias."""
     y = torch.stack([x @ w.T for x, w in parts]).sum(0) + bias
     return [(y, dy @ w, dy.T @ x, dy.sum(0)) for x, w in parts]
 

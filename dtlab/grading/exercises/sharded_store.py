@@ -50,7 +50,7 @@ def _case(seed: int, servers: int, workers: int, *elements: int, dtype: torch.dt
 
 
 def _missing(case: Case, outcome: Outcome) -> Verdict | None:
-    """Fewer bytes than any parameter server moves: they did not come through `comm`, or not
+    """Fail fewer bytes than any parameter server moves: they did not come through `comm`, or not
     through the servers."""
     servers, least = case.facts["servers"], case.facts["workers"] * case.facts["nbytes"]
     got = sum(outcome.trace.received_bytes(rank) for rank in range(servers))

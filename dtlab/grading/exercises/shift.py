@@ -19,8 +19,8 @@ LATENCY_S = 1.0  # and the bytes of one message take another second: one message
 
 def call_and_overwrite(shift: Callable[..., Any], comm: Comm, x: torch.Tensor
                        ) -> tuple[Any, torch.Tensor, bool]:
-    """In the learner's process: what `shift` returns, x afterwards, and whether the returned is
-    another tensor than x: it is still as it was once x is overwritten."""
+    """In the learner's process, return what `shift` returns, x afterwards, and whether the returned
+    is another tensor than x: it is still as it was once x is overwritten."""
     value = shift(comm, x)
     if not isinstance(value, torch.Tensor):
         return value, x.clone(), False

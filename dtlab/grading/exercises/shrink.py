@@ -22,8 +22,8 @@ class Killed(BaseException):
 
 
 class Alive:
-    """In the referee: a rank asks before each message that it sends whether it still lives, and
-    learns of its death when it dies."""
+    """The referee's answer to a rank that asks, before each message that it sends, whether it still
+    lives: it learns of its death when it dies."""
 
     def __init__(self, dies: Mapping[int, int], rank: int):
         self._left = dies.get(rank, NEVER)

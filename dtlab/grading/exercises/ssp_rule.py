@@ -28,7 +28,7 @@ def _right(request: str, clock: int, clocks: list[int], staleness: float) -> boo
 
 
 def ask(function: Rule, queries: Sequence[Query]) -> list[Any]:
-    """In the sandbox: the learner's answers."""
+    """In the sandbox, return the learner's answers."""
     return [function(request, clock, list(clocks), s) for request, clock, clocks, s in queries]
 
 
@@ -71,7 +71,7 @@ def _answers(what: str) -> Judge:
 
 
 def cluster(function: Rule, comm: Comm, pace: Sequence[float], staleness: float) -> str:
-    """In the sandbox: rank 0 serves with the learner's rule, the others work, each at its pace."""
+    """In the sandbox, serve on rank 0 by the learner's rule; the others work, each at its pace."""
     if comm.rank == 0:
         return _serve(function, comm, staleness)
     for step, seconds in enumerate(pace):

@@ -79,7 +79,7 @@ class Disk:
 
 def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], moves: bool
          ) -> int:
-    """In the sandbox: of each of these plans one process, which loads, and saves while there is
+    """In the sandbox, run of each of these plans one process, which loads, and saves while there is
     something to save; other ranks have the others. moves: training goes on, and changes the
     weights, while a save is under way. Returns how many processes these were."""
     fresh = cloudpickle.dumps(function)  # nothing in memory outlives a process
@@ -117,8 +117,8 @@ class Plan(NamedTuple):
 
 
 class Process:
-    """In the referee: the process number `rank` of a plan, and its disk. It dies where its log
-    holds more operations than it lives for: what is after them has not happened."""
+    """The referee's record of the process number `rank` of a plan, and its disk. It dies where its
+    log holds more operations than it lives for: what is after them has not happened."""
 
     def __init__(self, plan: Plan, of: object, rank: int):
         self._of, self._rank, self.last = of, rank, rank == len(plan.kills) + 1
@@ -195,8 +195,8 @@ def _drawn(of: object, step: int) -> Tensor:
 
 
 class Kills:
-    """In the referee: the processes number `rank` of all plans. It alone knows what they save, and
-    when they die.
+    """The referee's record of the processes number `rank` of all plans. It alone knows what they
+    save, and when they die.
 
     notes: these processes.
     """

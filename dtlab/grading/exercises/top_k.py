@@ -32,7 +32,7 @@ def follow(gs: list[torch.Tensor], k: int) -> tuple[list[torch.Tensor], list[tor
 
 def call(function: Callable[..., Any], comm: Comm, gs: torch.Tensor, k: int
          ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """In the sandbox: what each step returned; the memory in the end; and all gradients then."""
+    """In the sandbox, return each step's result; and the memory and all gradients in the end."""
     memory = torch.zeros_like(gs[0])
     means = [function(comm, g, memory, k) for g in gs]
     return [m.clone() if isinstance(m, torch.Tensor) else m for m in means], memory, gs

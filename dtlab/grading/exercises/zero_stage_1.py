@@ -23,7 +23,7 @@ PICKLED = 4096  # bytes of a pickled state beside its tensors
 
 def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor], rates: Rates
           ) -> None:
-    """In the sandbox: a step for each of `grads`, the state kept between them."""
+    """In the sandbox, take a step for each of `grads`, the state kept between them."""
     state: dict[str, Any] = {}
     for grad, (lr, mu) in zip(grads, rates, strict=True):
         step(comm, weights, grad.clone(), state, lr, mu)
@@ -31,8 +31,8 @@ def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Ten
 
 def train_and_move(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor],
                    rates: Rates) -> tuple[int, int]:
-    """In the sandbox: the first half of the ranks train, then send weights and state to the second
-    half, which go on: what a rank has kept elsewhere does not come along, and what it sends is
+    """In the sandbox, train on the first half of the ranks, which send weights and state to the
+    second, which goes on: what a rank has kept elsewhere does not come along, and what it sends is
     counted. Returns the bytes of the state's memory, and those that its tensors show of it."""
     half = comm.size // 2
     first = comm.rank < half

@@ -59,8 +59,8 @@ class Layer:
 
 def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[Tensor], x: Tensor
          ) -> tuple[Any, tuple[bool, int], list[Tensor]]:
-    """In the sandbox: what `step` returns; whether it holds parts of larger vectors, and how many
-    weights of other layers were alive while one computed; and `shards` afterwards."""
+    """In the sandbox, return what `step` returns; whether it holds parts of larger vectors, and how
+    many weights of other layers were alive while one computed; and `shards` afterwards."""
     used: list[Any] = [0]
     found = step(comm, [Layer(width, used) for width in widths], shards, x)
     tensors = [g for g in tree_leaves(found) if isinstance(g, Tensor)]
@@ -69,13 +69,13 @@ def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[T
 
 
 def _cut(w: Tensor, ranks: int) -> list[Tensor]:
-    """Copies: a view would bring all of the vector to each rank."""
+    """Cut `w` into copies: a view would bring all of the vector to each rank."""
     padded = torch.cat([w, w.new_zeros(-len(w) % ranks)])
     return [part.clone() for part in padded.chunk(ranks)]
 
 
 def gradients(layers: list[Layer], weights: list[Tensor], x: Tensor) -> list[Tensor]:
-    """On one rank, of whole weights, by autograd."""
+    """Return the gradients of whole weights, by autograd on one rank."""
     leaves = [w.clone().requires_grad_() for w in weights]
     for layer, w in zip(layers, leaves, strict=True):
         x = layer.forward(w, x)
