@@ -100,7 +100,7 @@ def prepare(folder: Path, known: int | None) -> Path:
 
 
 def write_shard(path: Path, contents: dict[str, Any]) -> str:
-    """Returns its SHA-256."""
+    """Write `contents` to `path`; returns the file's SHA-256."""
     with _on_disk(path, "wb") as file:
         try:
             torch.save(contents, file)
@@ -202,7 +202,7 @@ def check_shard(path: Path, digest: str) -> None:
 
 @contextmanager
 def _on_disk(path: Path, mode: str) -> Iterator[Any]:
-    """An open file; afterwards, what was written is on the disk."""
+    """Open a file; afterwards, what was written is on the disk."""
     with open(path, mode) as file:
         yield file
         file.flush()

@@ -76,8 +76,8 @@ class Bucket:
 
 def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,
                dtype: torch.dtype | None = None) -> list[Bucket]:
-    """`parameters` in reverse order, which is roughly that in which backward computes gradients, in
-    buckets that are closed once they hold `nbytes`. Each bucket has one dtype."""
+    """Return `parameters` in reverse order, which is roughly that in which backward computes
+    gradients, in buckets that are closed once they hold `nbytes`. Each bucket has one dtype."""
     closed: list[Bucket] = []
     open_: dict[torch.dtype, list[nn.Parameter]] = {}
     for p in reversed(list(parameters)):

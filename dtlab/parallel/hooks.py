@@ -54,14 +54,14 @@ def in_autograd() -> bool:
 
 
 def before_backward_of(outputs: Any, run: Callable[[Tensor], Any]) -> None:
-    """`run` in each backward, once it has the gradient of one of the tensors in `outputs`."""
+    """Call `run` in each backward, once it has the gradient of one of the tensors in `outputs`."""
     ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
     if ends:
         register_multi_grad_hook(ends, run, mode="any")
 
 
 def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before any optimizer's step: raise `ConfigError` if its gradients are being reduced."""
+    """Raise `ConfigError`, before any optimizer's step, if its gradients are being reduced."""
     if in_autograd() and any(owners_of(p) for g in optimizer.param_groups for p in g["params"]):
         raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
                           "not those of all ranks; step the optimizer after backward")

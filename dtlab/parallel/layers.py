@@ -12,8 +12,8 @@ from dtlab.errors import ConfigError
 
 
 def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> list[nn.Module]:
-    """`layers`; if None, the elements of the outermost lists and sequences of modules in `module`.
-    """
+    """Return `layers`; if None, the elements of the outermost lists and sequences of modules in
+    `module`."""
     if layers is not None:
         layers = list(layers) if isinstance(layers, Iterable) else [layers]
         for layer in layers:
@@ -27,7 +27,7 @@ def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> l
 
 
 def with_forward(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """`modules`, but what they hold for those without a forward, such as lists within lists."""
+    """Replace modules without a forward, such as lists within lists, by what they hold."""
     return [layer for m in modules for layer in (
         with_forward(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward
         else [m])]
@@ -51,5 +51,5 @@ def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, 
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """By torch.compile, which makes a module of its own, or by the module's `compile`?"""
+    """Is it compiled, by torch.compile, which makes a module of its own, or by its `compile`?"""
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

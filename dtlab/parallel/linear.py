@@ -61,8 +61,8 @@ def leaves(x: Any) -> Iterator[Any]:
 
 def misfit(operation: str, args: Any, kwargs: Any, letter: Callable[[Any], str]
            ) -> tuple[str, Any] | None:
-    """Why a sum over ranks may not pass: what the operation does with {}, and that argument; None
-    if it may. `letter` gives the type of a tensor or number, "0" of zeros; one at least is P."""
+    """Return why a sum over ranks may not pass: what the operation does with {}, and that argument;
+    None if it may. `letter` gives a tensor's or number's type, "0" of zeros; one at least is P."""
     if operation not in LINEAR or any(  # to integers it is rounded
             isinstance(x, torch.dtype) and not (x.is_floating_point or x.is_complex)
             for x in tree_leaves((args, kwargs))):

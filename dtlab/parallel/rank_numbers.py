@@ -69,7 +69,7 @@ register_pytree_node(Parts, lambda parts: (list(parts), None), lambda parts, _: 
 
 
 def with_rank_number(comm: Comm, axes: Iterable[str]) -> Comm:
-    """`comm`, whose rank is a `RankNumber`."""
+    """Return `comm`, whose rank is a `RankNumber`."""
     seen = comm.labelled(comm.label)
     seen.rank = rank_number(int(comm.rank), axes)
     return seen

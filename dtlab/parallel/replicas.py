@@ -68,7 +68,7 @@ class Replicas:
         return self.comm.global_ranks[self.comm.rank] // self.ranks
 
     def step(self, backward: Callable[[DistributedModule, int, int], int]) -> None:
-        """One step of all groups that are whole, or, if a rank dies in it, a new beginning of it.
+        """Take one step of all groups that are whole, or begin it anew if a rank dies in it.
 
         backward(model, step, group) leaves gradients, the mean over the group's samples, and
         returns how many there were. They are averaged over all samples of the groups; when all
@@ -100,8 +100,8 @@ class Replicas:
             self._reform()
 
     def _average(self, model: DistributedModule, samples: int) -> None:
-        """Over the ranks that hold the same part of the model in other groups. A parameter that
-        only some groups have used has a gradient of zeros in the others."""
+        """Average over the ranks that hold the same part of the model in other groups. A parameter
+        that only some groups have used has a gradient of zeros in the others."""
         parameters = [p for p in model.trained if p.numel()]
         counts = torch.tensor([samples, *(p.grad is not None for p in parameters)],
                               device=self.comm.device)
@@ -172,8 +172,8 @@ class Replicas:
         self.steps = max(newest, 0) if self._whole else newest  # without a state there is no step
 
     def _healed(self, part: dict[str, Any] | None, needs: bool) -> dict[str, Any] | None:
-        """`part` of the newest state, or, if this rank of a whole group has none, that of the same
-        place in another group."""
+        """Return `part` of the newest state, or, if this rank of a whole group has none, that of
+        the same place in another group."""
         comm, place = self.comm, self.comm.global_ranks[self.comm.rank] % self.ranks
         places = comm._all_gather_objects((place, part is not None, needs))
         sources = {at: rank for rank, (at, has, _) in reversed([*enumerate(places)]) if has}

@@ -70,7 +70,7 @@ class BatchSampler:
             yield order[first:end].tensor_split(self.comm.size)[self.comm.rank].tolist()
 
     def state_dict(self, batches: int | None = None) -> dict[str, int | bool]:
-        """Where all ranks are in this epoch, for `load_state_dict` on any number of ranks.
+        """Return where all ranks are in this epoch, for `load_state_dict` on any number of ranks.
 
         batches: on how many this run has trained, in this epoch. None: all that it has got; the
         workers of a DataLoader get more, ahead of training, so give a number if you have workers.
@@ -100,7 +100,7 @@ class BatchSampler:
         self._seen, self._next = {self.epoch: [state["seen"]]}, {self.epoch: state["seen"]}
 
     def _cuts(self) -> list[int]:
-        """Where the batches of the next iteration begin, and where the last one ends."""
+        """Return where the batches of the next iteration begin, and where the last one ends."""
         firsts = [*range(self._next.get(self.epoch, 0), self.length, self.batch)]
         if len(firsts) > 1 and self.length - firsts[-1] < self.comm.size:
             firsts.pop()

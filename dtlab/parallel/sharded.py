@@ -31,8 +31,8 @@ class Part(NamedTuple):
     letter: str
 
     def runs(self, start: int, at: int, length: int) -> list[tuple[int, int, int]]:
-        """Where in the flattened whole the elements `start` to `start + length` of the flattened
-        part are, which lie from `at` on: (start, at, length) of each contiguous piece."""
+        """Return where in the flattened whole the elements `start` to `start + length` of the
+        flattened part are, which lie from `at` on: (start, at, length) of each contiguous piece."""
         index = torch.arange(math.prod(self.shape)).view(self.shape)
         pieces = [index.narrow(self.dim, rows.start, len(rows)) for rows in self.cut]
         places = torch.cat(pieces, self.dim).flatten()[start : start + length]
@@ -110,8 +110,8 @@ def parts_of(module: nn.Module) -> dict[str, tuple[Comm, bool]]:
 
 def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | None] = lambda p: p
                  ) -> dict[str, Tensor]:
-    """`of` each parameter (itself, or `lambda p: p.grad`) of a sharded module, whole, by the name
-    that it has on one device, on all ranks of `comm`, which all call it."""
+    """Return `of` each parameter (itself, or `lambda p: p.grad`) of a sharded module, whole, by the
+    name that it has on one device, on all ranks of `comm`, which all call it."""
     whole: dict[str, Tensor] = {}
     cut: set[str] = set()
     for p, key, part in whole_names(module):

@@ -111,7 +111,7 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
             model.zero_grad(set_to_none)
 
     def on_all_ranks(swap: Callable[..., Any]) -> Callable[..., Any]:
-        """For a schedule-free optimizer, which evaluates other values than it steps."""
+        """Share its values: a schedule-free optimizer evaluates other values than it steps."""
 
         def swap_on_all_ranks(self: Any, *args: Any, **options: Any) -> Any:
             for unit in model.units:
@@ -131,8 +131,7 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
 
 
 def refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before any optimizer's step: raise `ConfigError` if it was made of parameters that ZeRO
-    shards."""
+    """Raise `ConfigError` before a step of an optimizer made of parameters that ZeRO shards."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if isinstance(p, ShardedParameter):

@@ -79,7 +79,7 @@ class DistributedModule(nn.Module):
         return full
 
     def share_parameters(self) -> None:
-        """After `regions` have changed: other ranks get the new values."""
+        """Give other ranks the new values, after `regions` have changed."""
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -163,7 +163,7 @@ class SynchronizedModule(DistributedModule):
 
     @abstractmethod
     def gradient_is_there(self, p: nn.Parameter) -> None:
-        """In a backward that reduces: it has computed `p.grad`."""
+        """Note, in a backward that reduces, that it has computed `p.grad`."""
 
     @abstractmethod
     def finish_reduction(self) -> None:
@@ -175,7 +175,7 @@ class SynchronizedModule(DistributedModule):
         return ()
 
     def mean(self, gradients: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
-        """`add(gradients)`, their sum over ranks, in place, divided by the number of ranks, or by
+        """Divide `add(gradients)`, their sum over ranks, in place, by the number of ranks, or by
         `all_samples` if samples are counted. Half precision is divided first: sums overflow."""
         divisor = self.comm.size if self.samples is None else max(int(self.all_samples), 1)
         if self.samples == 0:
@@ -242,7 +242,7 @@ class SynchronizedModule(DistributedModule):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """For accumulation: gradients of forward passes inside add up on each rank until a backward
+        """Accumulate: gradients of forward passes inside add up on each rank until a backward
         outside, or `reduce()`. A step before moves ranks apart, as in DDP; with ZeRO it raises."""
         before, self._reduces = self._reduces, False
         try:

@@ -286,7 +286,7 @@ def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -
 
 
 def _operation(func: Any) -> tuple[str, bool]:
-    """Its name without what torch adds ("__radd__" is "add"), and does it work in place?"""
+    """Return its name without torch's part ("__radd__" is "add"), and whether it is in place."""
     name = getattr(func, "__name__", "")
     if name == "__float__":
         return "item", False

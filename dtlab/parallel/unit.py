@@ -226,7 +226,7 @@ class Unit:
 
     @torch.no_grad()
     def take_writes(self) -> None:
-        """The same, for the optimizer, too."""
+        """Do as `take_row`, and give the changes to the optimizer, too."""
         self.take_row()
         if self.master is not self.shard:
             written = self.shard != self.master.to(self.shard)
@@ -252,7 +252,7 @@ class Unit:
         set_local_gradient(p, None)
 
     def take_gradients(self) -> Tensor:
-        """`gradients`, which are the caller's now, with those from before this backward."""
+        """Return `gradients`, which are the caller's now, with those from before this backward."""
         for p in self.parameters:
             if local_gradient(p) is not None:
                 self.add_gradient(p)
@@ -284,7 +284,7 @@ class Unit:
             self.gradient = mark(torch.zeros_like(self.shard), "gradients")
 
     def assign_gradients(self) -> None:
-        """To the optimizer's parameters, the masters."""
+        """Assign the reduced gradient to the optimizer's parameters, the masters."""
         if self.gradient is not None:
             self.gradient = self.gradient.to(self.master)
         for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):

@@ -14,9 +14,9 @@ from dtlab.parallel.hooks import before_backward_of
 
 
 def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: float = 2.0) -> None:
-    """From now on, each of `layers` takes this many virtual seconds whenever it runs forward, and
-    `backward` times as many when it runs backward, before its gradients are there. The default is
-    that of matrix products, which have two in backward for each one in forward.
+    """Have each of `layers` take this many virtual seconds whenever it runs forward, and `backward`
+    times as many when it runs backward, before its gradients are there. The default is that of
+    matrix products, which have two in backward for each one in forward.
 
     On real processes layers take the time that they take; the trace marks where each begins.
     """

@@ -169,7 +169,7 @@ class Stage1(SynchronizedModule):
             unit.computed.clear()
 
     def hand_gradients_to_optimizer(self) -> None:
-        """Before the optimizer's step: its parameters are the pieces of the shards."""
+        """Give the optimizer's parameters, pieces of the shards, gradients before its step."""
         for unit in self.units:
             if unit.has_gradients():
                 raise ConfigError(f"rank {self.comm.rank}: gradients of {unit.label} are not "
@@ -186,14 +186,14 @@ class Stage1(SynchronizedModule):
             self.gather(self.comm, unit, unit.whole)
 
     def gather(self, comm: Comm, unit: Unit, whole: Tensor) -> None:
-        """`whole` from all ranks' shards."""
+        """Gather `whole` from all ranks' shards."""
         all_gather(comm.labelled(unit.label), unit.shard, algorithm=self.algorithm,
                    out=whole.view(comm.size, -1))
 
 
 class Stage2(Stage1):
-    """And gradients: a layer's are reduced while backward computes those of the layer before, and
-    only a shard of them stays."""
+    """Gradients are sharded, too: a layer's are reduced while backward computes those of the layer
+    before, and only a shard of them stays."""
 
     def begin_reduction(self) -> None:
         super().begin_reduction()
@@ -230,8 +230,8 @@ class Stage2(Stage1):
 
 
 class Stage3(Stage2):
-    """And parameters: a layer's are gathered before it runs, forward and backward, while the one
-    before it runs, and freed afterwards."""
+    """Parameters are sharded, too: a layer's are gathered before it runs, forward and backward,
+    while the one before it runs, and freed afterwards."""
 
     keeps_parameters = False
 

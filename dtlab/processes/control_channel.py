@@ -31,7 +31,7 @@ class ControlChannel:
         self._fds: deque[int] = deque()
 
     def fileno(self) -> int:
-        """For `selectors`."""
+        """Return the socket's descriptor, for `selectors`."""
         return self.sock.fileno()
 
     def send(self, frame: Any, fds: Sequence[int] = ()) -> None:

@@ -75,7 +75,7 @@ class Endpoint:
         self.tell_others: Callable[[Exception], None] = lambda _: None  # why I have broken it
 
     def new_writer(self) -> StatusWriter:
-        """For the next strand of this rank."""
+        """Return a writer for the next strand of this rank."""
         return StatusWriter(self.status, self.rank, next(self._writers), self.threads)
 
     @property
@@ -84,7 +84,7 @@ class Endpoint:
         return getattr(self._local, "writer", self._main)
 
     def adopt_thread(self, writer: StatusWriter) -> None:
-        """From here on, the current thread is the strand of this `writer`."""
+        """Make the current thread the strand of this `writer`."""
         self._local.writer = writer
 
     def posted_at(self, work: AnyWork, place: Place) -> AnyWork:
@@ -93,7 +93,7 @@ class Endpoint:
         return work
 
     def under_way(self) -> list[Send | Recv]:
-        """Of messages outside of collectives: what this rank has posted and not waited for."""
+        """Return the messages outside of collectives that this rank has posted, not waited for."""
         return [(Send if m.sends else Recv)(m.x, m.peer)
                 for m in [work.message for work in [*self.posted] if not work.inside]]
 
@@ -132,9 +132,9 @@ class Endpoint:
             raise RankDied.after_shrink(self.rank)
 
     def watched(self, handle: Any, message: Any, members: Sequence[int]) -> Any:
-        """`handle` of a message among `members`. Gloo never ends the wait for a send whose peer
-        died just when it began to write, nor for a receive from anyone; where ranks may die, this
-        does."""
+        """Return `handle` of a message among `members`. Gloo never ends the wait for a send whose
+        peer died just when it began to write, nor for a receive from anyone; where ranks may die,
+        this does."""
         anyone = message.peer == ANY_SOURCE
         if not self.may_die or self.store is None or not (anyone or message.sends):
             return handle

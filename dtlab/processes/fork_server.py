@@ -77,7 +77,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Usable by this process? A fork of its parent has to start its own."""
+        """Is it usable by this process? A fork of its parent has to start its own."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def new_rank_group(self) -> socket.socket:

@@ -54,7 +54,7 @@ class _Server:
                 self._select.register(os.pidfd_open(os.getppid()), selectors.EVENT_READ, self._end)
 
     def serve(self) -> None:
-        """Until the parent is gone."""
+        """Serve until the parent is gone."""
         while True:
             ready = self._select.select(None if self._loaded or self._groups else 0.5)
             if not ready:  # idle
@@ -115,7 +115,7 @@ class _Server:
             os._exit(70)
 
     def _forget(self) -> None:
-        """In the child: let go of all that is the server's."""
+        """In the child, let go of all that is the server's."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -31,8 +31,8 @@ def die_with_parent() -> None:
 
 
 def share_memory() -> None:
-    """Before forking: no threads of torch, which a fork would lack; and no garbage collector that
-    touches, and so copies, every page that forks share."""
+    """Prepare to fork: use no threads of torch, which a fork would lack; and keep the garbage
+    collector from touching, and so copying, every page that forks share."""
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()

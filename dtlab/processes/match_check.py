@@ -45,8 +45,8 @@ def _memory_fence() -> None:
 
 
 def encoded(header: Header) -> EncodedHeader:
-    """`header` for the shared memory. Long labels are cut; what tells them apart stays. A header
-    that does not fit is not compared."""
+    """Return `header` for the shared memory. Long labels are cut; what tells them apart stays. A
+    header that does not fit is not compared."""
     label = header.label
     if len(label) > _LABEL_CHARS:
         label = f"{label[:_LABEL_CHARS]}... ({zlib.crc32(label.encode()):x})"
@@ -76,8 +76,8 @@ class ContextCheck:
     def add_wildcard(
         self, pending: int, header: EncodedHeader, taken: Sequence[tuple[int, int]]
     ) -> None:
-        """About to post a receive from any source, which has no number until it is met; now as many
-        are `pending`, all with this header. taken: (sender, how many of its messages have been
+        """Announce a receive from any source, which has no number until it is met; now as many are
+        `pending`, all with this header. taken: (sender, how many of its messages have been
         received). Raises `ShapeMismatch`."""
         if self.index is not None and pending == 1:
             words, at = self.status.words, self.status.wildcard_at(self.me, self.index)
@@ -94,7 +94,7 @@ class ContextCheck:
                     _compare(header.text, sent, src, self.me, receiving=True)
 
     def set_wildcards(self, pending: int) -> None:
-        """As many receives from any source are pending."""
+        """Note that `pending` receives from any source are posted."""
         if self.index is not None:
             self.status.words[self.status.wildcard_at(self.me, self.index)] = pending
 

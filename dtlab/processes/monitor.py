@@ -131,11 +131,11 @@ class Monitor:
     _hears = False
 
     def add(self, connections: Connections) -> None:
-        """Over these, too, ranks wait."""
+        """Watch these, too: ranks wait over them."""
         self._connections.append(connections)
 
     def remove(self, connections: Connections) -> None:
-        """No rank waits over these any more."""
+        """Watch these no more: no rank waits over them."""
         self._connections.remove(connections)
 
     def why(self) -> Exception | None:
@@ -185,7 +185,7 @@ class Monitor:
         return any(state.doing in (SEND, RECV, EXCHANGE, WAIT, WAIT_ANY) for state in states)
 
     def _look(self) -> None:
-        """If this rank has waited since the last look: is there a verdict, or need for one?"""
+        """If this rank has waited since the last look, see if there is, or should be, a verdict."""
         now = self._status.state(self._rank), self._status.streams(self._rank)
         lasts, self._seen = now == self._seen and self._waits(), now
         if lasts or self._published:

@@ -65,7 +65,7 @@ class Direction:
         self._tasks.put(None)
 
     def move(self, x: torch.Tensor) -> None:
-        """On the thread: meet the other rank, over Gloo, then move `x`."""
+        """On the thread, meet the other rank, over Gloo, then move `x`."""
         for tells in (self.sends, not self.sends):
             with self.end.lock:
                 byte = torch.zeros(1, dtype=torch.uint8)
@@ -104,7 +104,7 @@ class _Move:
         self._ready = torch.cuda.current_stream().record_event()
 
     def wait(self) -> None:
-        """On the direction's thread: until it has moved."""
+        """Move `x`, on the direction's thread; return once it has moved."""
         self._ready.synchronize()
         self._direction.move(self._x)
 

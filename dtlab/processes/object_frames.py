@@ -28,7 +28,7 @@ class _PlainPickler(pickle.Pickler):
 
 
 def pickled(x: Any) -> bytes:
-    """`x` as bytes, for `pickle.loads`."""
+    """Return `x` as bytes, for `pickle.loads`."""
     file = io.BytesIO()
     try:
         _PlainPickler(file, -1).dump(x)

@@ -48,7 +48,7 @@ class PostedMessage(Work):
 
     @property
     def has_failed(self) -> bool:
-        """It is over; does `wait` raise?"""
+        """Does `wait` raise, now that it is over?"""
         handle = self.message.handle
         return isinstance(handle, WatchedHandle) and handle.error is not None
 

@@ -42,7 +42,7 @@ class RankHandle:
         self.died: int | None = None  # what the server has told, see its STATUS
 
     def begin(self, output: RankOutput) -> None:
-        """A new call: nothing is known of it yet."""
+        """Begin a new call: nothing is known of it yet."""
         self.output = output
         self.ready, self.returned, self.raised, self.stopped = False, None, None, False
 
@@ -109,7 +109,7 @@ def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
 
 
 def how_died(status: int) -> str:
-    """In a word or two, for the table of what ranks were doing."""
+    """Say how a rank died in a word or two, for the table of what ranks were doing."""
     if status < 0:
         return "could not be started"
     code = os.waitstatus_to_exitcode(status)

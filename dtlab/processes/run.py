@@ -99,7 +99,7 @@ def launch(
     device: str = "cpu", *, timeout: float | None, trace: bool = False, echo: bool = False,
     threads: int = 1, may_die: Collection[int] = (), max_restarts: int = 0,
 ) -> Result:
-    """`run` on processes of its own, whatever has started this one. Arguments are as checked."""
+    """Do as `run` on new processes, whatever has started this one. Arguments are as checked."""
     call = pack_call(fn, tuple(args))
     how = partial(RankGroup, ranks, backend=backend, device=device, threads=threads, trace=trace)
     try:

@@ -100,7 +100,7 @@ class _Lent:
         self._x: torch.Tensor | None = x
 
     def wait(self) -> None:
-        """Until it has been read."""
+        """Wait until the tensor has been read."""
         self._told.wait()
         self._read.wait()
         self._x = None  # this handle may be kept for a while, its tensor must not

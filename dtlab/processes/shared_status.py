@@ -85,7 +85,7 @@ class SharedStatus:
         self.words = memoryview(self.bytes).cast("Q")
 
     def clear(self) -> None:
-        """A new beginning, while no rank runs: forget all contexts and what was counted in them."""
+        """Begin anew, while no rank runs: forget all contexts and what was counted in them."""
         blank = bytes(4096)
         for at in range(self._contexts, len(self.bytes), 4096):
             if self.bytes[at : at + 4096] != blank[: len(self.bytes) - at]:

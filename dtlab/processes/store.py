@@ -64,7 +64,7 @@ class RankStore(dist.Store):
         return there
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all `keys` are there. Raises `DistStoreError` after `timeout`."""
+        """Wait until all `keys` are there. Raises `DistStoreError` after `timeout`."""
         self._ask("wait", list(keys), timeout.total_seconds() if timeout else None)
 
     def delete_key(self, key: str) -> bool:
@@ -92,8 +92,8 @@ class RankStore(dist.Store):
         self._ask("append", key, _bytes(value))
 
     def shrink(self, rank: int) -> tuple[int, list[int]]:
-        """Called by `rank`: wait until all that live do. Returns how often ranks have agreed, and
-        who has."""
+        """Wait until all ranks that live call this, as `rank` does. Returns how often ranks have
+        agreed, and who has."""
         number, ranks = self._ask("shrink", rank)
         return number, ranks
 
@@ -213,19 +213,19 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def gone_key(number: int, rank: int) -> str:
-    """There once `rank`, of those that have agreed for the number-th time, has died, or has called
-    shrink."""
+    """Return the key that is set once `rank`, of those that have agreed for the number-th time, has
+    died, or has called shrink."""
     return f"gone {number}/{rank}"
 
 
 def addresses_of(number: int) -> str:
-    """Begins the keys under which ranks leave their addresses when they meet for the number-th
-    time."""
+    """Return the prefix of the keys under which ranks leave their addresses when they meet for the
+    number-th time."""
     return f"{_ADDRESSES}{number}"
 
 
 def broken_key(number: int) -> str:
-    """There once one of those that have agreed for the number-th time has died or returned."""
+    """Return the key set once one of those that agreed for the number-th time died or returned."""
     return f"broken {number}"
 
 

@@ -55,7 +55,7 @@ class BegunWork(Work):
 
     @property
     def has_failed(self) -> bool:
-        """It is over; does `wait` raise?"""
+        """Does `wait` raise, now that it is over?"""
         return self._error is not None
 
     def notify(self, listener: Event) -> list[Event]:
@@ -66,7 +66,7 @@ class BegunWork(Work):
         return self._listeners
 
     def run(self, task: Callable[[], Any]) -> None:
-        """On the stream's thread: call `task` and keep what comes of it."""
+        """On the stream's thread, call `task` and keep what comes of it."""
         try:
             self._value = task()
         except BaseException as error:  # for the strand that waits
@@ -105,11 +105,11 @@ class Stream:
         self._tasks.put(None)
 
     def prepared(self, task: Callable[[], Any]) -> Callable[[], Any]:
-        """Called where `task` is begun."""
+        """Return what to run for `task`, which is begun here."""
         return task
 
     def join(self) -> None:
-        """Called where something that ran here has been waited for."""
+        """Synchronize the caller, who has waited for something that ran here, with this stream."""
 
     def context(self) -> AbstractContextManager[Any]:
         """Return the context in which the thread runs."""
@@ -139,7 +139,7 @@ class CudaStream(Stream):
         super().__init__(end)
 
     def prepared(self, task: Callable[[], Any]) -> Callable[[], Any]:
-        """`task`, which sees all that the caller's CUDA stream was asked to do before."""
+        """Return `task`, which sees all that the caller's CUDA stream was asked to do before."""
         before = torch.cuda.current_stream().record_event()
 
         def after() -> Any:

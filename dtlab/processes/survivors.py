@@ -40,7 +40,7 @@ class Survivors(NamedTuple):
 
 
 def meet(store: RankStore, rank: int, threads: Threads) -> Survivors:
-    """Called on every rank that lives; returns once they are connected."""
+    """Connect the ranks that live, which all call it; returns once they are connected."""
     while True:
         number, ranks = store.shrink(rank)
         connections = Connections()

@@ -148,7 +148,7 @@ def _fail(monitor: Monitor, rank: int, error: BaseException) -> None:
 
 
 def _wait_for_all(comm: ProcessComm, store: dist.Store, monitor: Monitor) -> None:
-    """Until all ranks have returned; raise what ends the run instead, if anything does."""
+    """Wait until all ranks have returned; raise what ends the run instead, if anything does."""
     store.set(f"returned/{comm.rank}", "")
     everyone = [f"returned/{rank}" for rank in range(comm.size)]
     while not store.check(everyone):

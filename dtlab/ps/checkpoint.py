@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<8s32sQ")  # magic, SHA-256 of the body, its length
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where to keep them; one each time that all workers have passed `every` clocks more; the
+    """Checkpoints in a folder: one each time that all workers have passed `every` clocks more; the
     newest `keep` stay. A store that is made anew over the same folder goes on from there."""
 
     folder: str | Path

@@ -72,7 +72,7 @@ def by_key(rank: int, verb: str, tensors: object) -> None:
 
 
 def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """`x`, or `ShapeMismatch` if it is not of the key's shape and dtype."""
+    """Return `x`; raise `ShapeMismatch` if it is not of the key's shape and dtype."""
     if not isinstance(x, torch.Tensor):
         raise ConfigError(f"rank {rank}: {verb} of {key!r} takes a tensor, not {_kind(x)}")
     if x.is_meta == has_data([spec]):
@@ -162,13 +162,13 @@ def active(servers: Any, all_servers: Sequence[int]) -> tuple[int, ...]:
 
 
 def count(what: str, value: object, least: int) -> int:
-    """`value` as a whole number, `least` or more."""
+    """Return `value` as a whole number, `least` or more."""
     check_whole(what, value, least)
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def amount(what: str, value: Any, above: bool = True, most: float = MOST) -> float:
-    """`value` as a float, above 0 or at least 0, and below `most`."""
+    """Return `value` as a float, above 0 or at least 0, and below `most`."""
     if not is_real(value) or not 0 <= value < most or (above and value == 0):
         least = "above 0" if above else "0 or more"
         ends = "finite" if most == MOST else f"below {most:g}"

@@ -23,7 +23,7 @@ from dtlab.ps.messages import Endpoint
 
 
 class Led(NamedTuple):
-    """From when until when a copy led a term, as it saw it itself."""
+    """The time in which a copy led a term, as it saw it itself."""
 
     term: int
     from_s: float

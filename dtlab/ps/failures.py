@@ -14,7 +14,7 @@ from dtlab.ps.store import own
 
 
 def save_if_due(server: ServerState) -> None:
-    """A checkpoint, if one is due. Of several copies all know that it is, and one writes it."""
+    """Save if a checkpoint is due. Of several copies all know that it is, and one writes it."""
     keep, slowest = server.policy.checkpoints, server.clocks.slowest
     if not keep or slowest == math.inf or slowest < server.saved + keep.every:
         return
@@ -67,7 +67,7 @@ def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
 
 
 def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
-    """Called now and then: the workers that have died or been silent for too long. Raises
+    """Return the workers that have died or been silent for too long. Called now and then. Raises
     `RankDied` if none may be lost.
 
     What counts is how often this server has looked in vain, not how much time has passed: if it

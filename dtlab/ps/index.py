@@ -42,7 +42,7 @@ class KeyIndex:
         self._blocks: set[int] = set()  # the keys with which one begins
 
     def add(self, shards: Sequence[Shard]) -> list[Run]:
-        """These were made together. Returns their blocks."""
+        """Add shards that were made together. Returns their blocks."""
         whole = [shard for shard in shards if shard.is_whole]
         groups = grouped([(shard.spec.dtype, shard.numel) for shard in whole])
         blocks = [[whole[i] for i in group] for group in groups]
@@ -59,7 +59,7 @@ class KeyIndex:
         return first, len(self.keys)
 
     def numel(self, run: Run) -> int:
-        """Its elements."""
+        """The elements of `run`."""
         return self._begin[run[1]] - self._begin[run[0]]
 
     def numels(self, run: Run) -> list[int]:

@@ -29,7 +29,7 @@ LEFT = ("worker {} has neither asked again nor finished since its last call was 
 
 
 class Term(NamedTuple):
-    """From when on a copy led, and until when it held a lease at most."""
+    """The time from which on a copy led, and until which it held a lease at most."""
 
     server: int
     epoch: int
@@ -90,8 +90,8 @@ class Master:
         self.log = MasterLog(comm.rank)
 
     def serve(self) -> MasterLog:
-        """Until every worker has finished, or none can. Raises `Unavailable` if a link has failed
-        without which they can't."""
+        """Serve until every worker has finished, or none can. Raises `Unavailable` if a link has
+        failed without which they can't."""
         while not self._over and self._at_work - self._long_gone():
             message = self._endpoint.receive(self._policy.lease_s / BEATS)
             while message is not None:  # if I have slept myself, signs of life wait there
@@ -309,7 +309,7 @@ class Master:
         return whole + coming if whole else ()
 
     def _note(self, term: Term) -> None:
-        """One line a term, the last one growing with each lease."""
+        """Note the term: one line a term, the last one growing with each lease."""
         terms = self.log.terms
         for place, old in enumerate(terms):
             if (old.server, old.epoch) == (term.server, term.epoch):

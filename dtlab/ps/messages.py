@@ -217,7 +217,7 @@ class Endpoint:
 
 
 def fresh(src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:
-    """All into fresh memory, see `Endpoint.buffers`."""
+    """Have all received into fresh memory, see `Endpoint.buffers`."""
     return [None] * len(sizes)
 
 

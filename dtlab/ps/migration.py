@@ -45,7 +45,7 @@ class Migration:
         self.begin(server)
 
     def begin(self, server: ServerState) -> None:
-        """Once every worker has come there: no push of before is still to come."""
+        """Begin once every worker has come there: no push of before is still to come."""
         if not self.asked or self._new is not None or server.clocks.of.keys() - self.asked.keys():
             return
         for entry in server.store.entries:
@@ -66,8 +66,8 @@ class Migration:
         self._settle(server)
 
     def take(self, server: ServerState, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
-        """Another server's message: ("shards", number, from which server, [(key, units, version,
-        what was read, names of the state's tensors, its numbers, dtypes and sizes), …])."""
+        """Take another server's ("shards", number, from which server, [(key, units, version, what
+        was read, names of the state's tensors, its numbers, dtypes and sizes), …])."""
         self._came.append((body, payload))
         self._settle(server)
 
@@ -163,7 +163,7 @@ class ShardTransfers:
         return {view.head: (server, view.epoch) for server, view in views.items()}
 
     def send_again(self) -> None:
-        """From now on I send them."""
+        """Send all of `sent` again, as I do from now on."""
         for server in self.sent:
             self.send(server)
 

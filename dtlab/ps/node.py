@@ -28,7 +28,7 @@ from dtlab.ps.statistics import Statistics
 
 
 class Node:
-    """Made by `join`. On a server call `serve` and nothing else; on a worker all the others."""
+    """A node of `join`. On a server call `serve` and nothing else; on a worker all others."""
 
     def __init__(self, comm: Comm, policy: Policy):
         self.comm, self.policy = comm, policy
@@ -99,7 +99,7 @@ class Node:
         return resumed or 0
 
     def _make(self, specs: dict[Key, Spec]) -> dict[int, list[Shard]]:
-        """These keys are there; all workers number them in this order, the first worker's."""
+        """Add these keys in this order, the first worker's, in which all workers number them."""
         return self._shards.add(specs, self.policy.partition.place(specs, self._active))
 
     def pull(self, keys: Iterable[Key],
@@ -109,7 +109,7 @@ class Node:
 
     def pull_async(self, keys: Iterable[Key],
                    out: Mapping[Key, torch.Tensor] | None = None) -> Handle:
-        """`pull`, without waiting: `wait()` on the handle returns the weights."""
+        """Do as `pull`, without waiting: `wait()` on the handle returns the weights."""
         self._check("pull")
         if isinstance(out, Buffer) and keys is out and out.plan.age is self._shards.age:
             return self._pull(dict(out.tensors), out.slices)
@@ -130,7 +130,7 @@ class Node:
         self.push_async(grads, weight).wait()
 
     def push_async(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> Handle:
-        """`push`, without waiting; leave the gradients unchanged until `wait()` has returned."""
+        """Do as `push`, without waiting; don't change the gradients until `wait()` has returned."""
         self._check("push")
         rank, shards = self.comm.rank, self._shards
         if isinstance(grads, Buffer) and grads.plan.age is shards.age:
@@ -214,7 +214,7 @@ class Node:
         return found
 
     def use_servers(self, servers: Sequence[int] | int) -> None:
-        """From here on these servers (ranks, or a number of them) hold the keys. Every worker
+        """Let these servers (ranks, or a number of them) hold the keys from here on. Every worker
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
         chosen = checks.active(servers, self.policy.servers)
@@ -267,7 +267,7 @@ class Node:
         handle.answered(number, remark, payload)
 
     def _buffers(self, src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:
-        """Replies go straight to where they are wanted."""
+        """Return where parts are received: replies go straight to where they are wanted."""
         if body[0] != "reply" or body[1] not in self._open or not sizes:
             return fresh(src, body, sizes)
         return slices.spots(self._open[body[1]].open[body[1]][1])

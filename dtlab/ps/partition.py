@@ -130,7 +130,7 @@ def stable_hash(key: Key) -> int:
 
 
 def _text_of(key: Key) -> str:
-    """`repr(key)`, of the plainest key that is equal to it.
+    """Return `repr(key)`, of the plainest key that is equal to it.
 
     >>> _text_of(np.int64(1)), _text_of((True, 2.5, np.str_("w"))), _text_of(frozenset("ba"))
     ('1', "(1, 2.5, 'w')", "frozenset({'a', 'b'})")
@@ -193,7 +193,7 @@ def common(a: Units, b: Units) -> Units:
 
 
 def positions(units: Units, within: Units) -> Any:
-    """Where `units` stand in the shard `within`: a slice, or a tensor of int64."""
+    """Return where `units` stand in the shard `within`: a slice, or a tensor of int64."""
     if isinstance(within, range):
         if isinstance(units, range):
             return slice(units.start - within.start, units.stop - within.start)

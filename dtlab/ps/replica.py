@@ -68,7 +68,7 @@ class Replica:
     # ---- what the server sends, see `server.Outbox` ---------------------------------------------
 
     def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
-        """An answer of the state machine, or what another server is given: one copy sends it."""
+        """Send an answer of the state machine, or what another server is given: one copy does."""
         if body[0] == "shards":
             self.transfers.sent[dst] = body, payload
             if self.answers:
@@ -115,7 +115,7 @@ class Replica:
     # ---- messages -------------------------------------------------------------------------------
 
     def request(self, worker: int, body: tuple[Any, ...], payload: Payload) -> None:
-        """From a worker, or from another server: (what, number, …)."""
+        """Take a request from a worker, or from another server: (what, number, …)."""
         if body[0] == "peek":
             self._peeks.append((worker, body))
             self._answer_peeks()
@@ -130,8 +130,8 @@ class Replica:
             self._append(Request(worker, body, payload))
 
     def handle(self, src: int, body: tuple[Any, ...], payload: Payload) -> None:
-        """From another copy: ("op", epoch, number, stable, worker, request), ("ack", epoch, number)
-        or ("again", epoch, worker, request)."""
+        """Take from another copy ("op", epoch, number, stable, worker, request), ("ack", epoch,
+        number) or ("again", epoch, worker, request)."""
         epoch = body[1]
         if epoch > self.view.epoch:
             self._early.append((src, body, payload))
@@ -197,8 +197,8 @@ class Replica:
         return True
 
     def lapse(self) -> None:
-        """Called with each sign of life. A head without a lease may get one again, or another may
-        lead; if that takes longer than the workers want to wait, it tells them."""
+        """Count a sign of life. A head without a lease may get one again, or another may lead; if
+        that takes longer than the workers want to wait, it tells them."""
         if not self.is_head or self.may_lead() or self.lease_end_s < 0:
             self._lapsed = 0
             return
@@ -220,7 +220,7 @@ class Replica:
             self.dispatch(src, body, payload)
 
     def dispatch(self, src: int, body: tuple[Any, ...], payload: Payload) -> None:
-        """A message of either kind."""
+        """Take a message of either kind."""
         if body[0] in _AMONG_COPIES:
             self.handle(src, body, payload)
         elif body[0] == "here":
@@ -229,7 +229,7 @@ class Replica:
             self.request(body[2] if body[0] == "shards" else src, body, payload)
 
     def give_up_silent(self) -> None:
-        """Called now and then: if I lead, workers that are lost are so for all copies."""
+        """If I lead, give lost workers up for all copies; called now and then."""
         if self.leads:
             for worker in failures.silent(self.server, self.endpoint):
                 self._append(Request(worker, ("lose", math.inf), []))

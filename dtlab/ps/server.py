@@ -64,7 +64,7 @@ class Server(ServerState):
         self.made()
 
     def made(self) -> None:
-        """Once every worker has called init: the keys are there."""
+        """Make the keys once every worker has called init."""
         if self.inits and self.inits.keys() >= self.clocks.of.keys():
             _, specs = self.inits.get(self.policy.workers[0]) or next(iter(self.inits.values()))
             self.batches.append(specs)
@@ -198,7 +198,7 @@ class Server(ServerState):
         self.migration.ask(self, src, body[1], body[2])
 
     def _shards(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
-        """From another server, what moves here: see `Migration`."""
+        """Take from another server what moves here: see `Migration`."""
         self.migration.take(self, body, payload)
 
     def _here(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:

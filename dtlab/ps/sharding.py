@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     age: object  # it holds as long as this one of its `ShardMap` does
 
     def cut(self, tensors: Sequence[torch.Tensor]) -> dict[int, Slices]:
-        """By server, the slices of whole keys; the tensors are those of the keys, contiguous."""
+        """Return by server slices of whole keys; `tensors` are those of the keys, contiguous."""
         return {server: [self._slice(slot, tensors) for slot in slots]
                 for server, slots in self.slots.items()}
 
@@ -101,7 +101,7 @@ class ShardMap:
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
     def add(self, specs: dict[Key, Spec], shards: Shards) -> dict[int, list[Shard]]:
-        """These keys were made together. Returns, by server, what it holds of them, in order."""
+        """Add these keys, made together. Returns, by server, what it holds of them, in order."""
         self.batches.append(specs)
         self.specs |= specs
         self.shards |= shards
@@ -113,7 +113,7 @@ class ShardMap:
         return {server: self._number(server, found) for server, found in held.items()}
 
     def move(self, shards: Sequence[Shards]) -> None:
-        """From here on each batch has these shards."""
+        """Give each batch these shards from here on."""
         batches, self.batches, self.index, self._plans = self.batches, [], {}, {}
         self.age = object()
         for specs, its in zip(batches, shards, strict=True):
@@ -130,7 +130,7 @@ class ShardMap:
 
     def some_rows(self, key: Key, index: torch.Tensor, x: torch.Tensor,
                   tell_all: bool = False) -> dict[int, Slices]:
-        """By server, the slices of rows `index` of a table; x: their values, (rows, width).
+        """Return by server the slices of rows `index` of a table; x: their values, (rows, width).
 
         tell_all: also for servers that hold none of these, so that all count the same updates.
         """
@@ -181,7 +181,7 @@ def _within(numbers: np.ndarray, units: Units) -> np.ndarray:
 
 
 def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
-    """`fits` for all keys of a plan, in few steps."""
+    """Check what `fits` does for all keys of a plan, in few steps."""
     types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
     if not (all(issubclass(kind, torch.Tensor) for kind in types)
             and all(map(eq, map(shape, tensors), plan.shapes))

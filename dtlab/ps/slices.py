@@ -140,6 +140,6 @@ def counts(slices: Iterable[Slice | Bundle]) -> tuple[int | None, ...]:
 
 
 def spots(slices: Slices) -> list[torch.Tensor | None]:
-    """By tensor of a reply with these slices, where it can be received; None: anywhere."""
+    """Return for each tensor of a reply with these slices a place to receive it; None: anywhere."""
     groups = grouped([each.size for each in slices])
     return [slices[group[0]].spot if len(group) == 1 else None for group in groups]

@@ -63,7 +63,7 @@ class Sum:
         return once, grads.new_zeros(len(once), *grads.shape[1:]).index_add_(0, inverse, grads)
 
     def __getstate__(self) -> dict[str, Any]:
-        """As for `Entry`."""
+        """Return what to pickle, as for `Entry`."""
         return vars(self) | {"total": own(self.total)}
 
     def cut(self, at: int) -> Sum:
@@ -88,7 +88,7 @@ class Entry:
         self.sums: dict[int, Sum] = {}  # by clock, or `NOW`
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: without the rest of memory that was cut off."""
+        """Return what to pickle, without the rest of memory that was cut off."""
         return vars(self) | {"value": own(self.value),
                              "state": {name: own(x) for name, x in self.state.items()}}
 
@@ -165,7 +165,7 @@ class Entry:
         return rest
 
     def history(self) -> tuple[Any, ...]:
-        """Entries with equal ones may be joined."""
+        """Return version, reads and numbers: entries with equal ones may be joined."""
         numbers = {name: None if isinstance(x, torch.Tensor) else x
                    for name, x in self.state.items()}
         return self.version, self.read, numbers
@@ -207,7 +207,7 @@ class Store:
         self.entries: list[Entry] = []
 
     def add(self, shards: Sequence[Shard]) -> list[Entry]:
-        """These were made together. Returns their entries, without values yet."""
+        """Add shards that were made together. Returns their entries, without values yet."""
         new = [Entry(run, torch.empty(0), self._rule) for run in self.index.add(shards)]
         self.entries += new
         return new
@@ -263,7 +263,7 @@ def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def own(x: Any) -> Any:
-    """`x`, in memory that it shares with none if it is a tensor."""
+    """Return `x`, in memory that it shares with none if it is a tensor."""
     shares = isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() > x.nbytes
     return x.clone() if shares else x
 

@@ -22,9 +22,9 @@ class Watch:
         self._vain.pop(src, None)
 
     def look(self, awaited: Mapping[int, tuple[int, int]]) -> int | None:
-        """Called now and then. awaited: peer → its server, and the epoch of the view because of
-        which this node waits for it. Returns a peer that was reported long ago, without an effect:
-        the master has not heard of it, or is silent, too."""
+        """Probe and report silent peers; called now and then. awaited: peer → its server, and the
+        epoch of the view because of which this node waits for it. Returns a peer that was reported
+        long ago, without an effect: the master has not heard of it, or is silent, too."""
         for peer in self._vain.keys() - awaited.keys():
             del self._vain[peer]
         for peer, view in sorted(awaited.items()):

@@ -72,7 +72,7 @@ class Pickler(ReadablePickler):
         super().__init__(self._file, protocol=5, buffer_callback=keep)
 
     def pickled(self, value: Any) -> Pickled:
-        """`value`, pickled. Raises whatever pickling raises."""
+        """Return `value`, pickled. Raises whatever pickling raises."""
         self.dump(value)
         return Pickled(self._file.getvalue(), self._buffers)
 
@@ -134,7 +134,7 @@ def _imported_submodules(code: CodeType, globals_: Iterable[Any]) -> list[Module
 
 
 def _reduced_code(code: CodeType) -> tuple[Any, ...]:
-    """As cloudpickle reduces code, and with the name of its file, which tracebacks show: from
+    """Reduce code as cloudpickle does, and with the name of its file, which tracebacks show: from
     version 3.1.3 on, cloudpickle itself leaves it out."""
     build, arguments = _code_reduce(code)
     return build, (*arguments[:10], code.co_filename, *arguments[11:])

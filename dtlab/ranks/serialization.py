@@ -47,7 +47,7 @@ def memory_file(name: str) -> int:
 
 
 def pack(value: Any) -> int:
-    """`value` in a new memory file; returns its descriptor. Raises whatever pickling raises."""
+    """Put `value` in a new memory file; returns its descriptor. Raises whatever pickling raises."""
     pickled, buffers = Pickler().pickled(value)
     places, end = [], _COUNTS.size + _PLACE.size * len(buffers) + len(pickled)
     for buffer in buffers:

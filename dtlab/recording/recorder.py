@@ -151,8 +151,8 @@ def _canvas(
 
 
 def _elsewhere(notes: Notes, canvas: int, given: Sequence[Any]) -> int:
-    """If messages were sent from another buffer as large before any was sent from the one that was
-    given (as by a reduce, which leaves that as it is): that buffer; 0 if there is none."""
+    """Return the other buffer, as large, from which messages were sent before any was sent from the
+    one that was given (as by a reduce, which leaves that as it is); 0 if there is none."""
     if canvas not in [region.memory for region in map(region_of, given) if region]:
         return 0
     sent = [side.region.memory for side in notes.sent if side.region]
@@ -173,7 +173,7 @@ class _Recording:
         self.data = spec.moves or all(each.canvas for each in seen)
 
     def natural_pieces(self) -> int:
-        """Into how many pieces its messages cut the vector; p if it can't be shown in as many."""
+        """Count pieces into which messages cut the vector; p if it can't be shown in as many."""
         p, whole = self.trace.ranks, self.pieces * self.trace.ranks
         if self.spec.moves or not self.data or not self.spec.judged.all(axis=1).any():
             return p

@@ -44,7 +44,7 @@ class Notes:
         self._buffers: dict[int, torch.Tensor] = {}  # held, so that no address is used twice
 
     def watch(self, tensor: Any, now: float) -> None:
-        """From now on note what the buffer of `tensor` holds."""
+        """Note from now on what the buffer of `tensor` holds."""
         tensor = as_floats(tensor)
         where = region_of(tensor)
         if where is not None and where.memory not in self._buffers:
@@ -66,8 +66,8 @@ def _copied(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def as_floats(x: Any) -> Any:
-    """`x`; if it is a row of bytes, the float32 numbers that they stand for: some algorithms move
-    elements as bytes."""
+    """Return `x`; if it is a row of bytes, the float32 numbers that they stand for: some algorithms
+    move elements as bytes."""
     if (isinstance(x, torch.Tensor) and x.dtype == torch.uint8 and x.is_contiguous()
             and x.numel() % 4 == x.storage_offset() % 4 == 0):
         return x.detach().view(-1).view(torch.float32)

@@ -25,7 +25,7 @@ MOST_INTERVALS = 10_000  # of a timeline; a picture shows no more
 
 
 class Interval(NamedTuple):
-    """From `start_s` to `end_s`, the places `absent` are absent, all others are of this kind."""
+    """The time from `start_s` to `end_s`: places `absent` are absent, all others of this kind."""
 
     start_s: float
     end_s: float

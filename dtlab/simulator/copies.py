@@ -46,7 +46,7 @@ class Copies:
         self._check_memory(ranks)
 
     def take(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Called on a rank: its own."""
+        """Return the rank's own `fn` and `args`; called on that rank."""
         CLASSES.set({})
         buffers = [_copy(buffer) for buffer in self._pickled.buffers]
         codes = marshal.loads(self._to_compile) if self._to_compile else self._codes
@@ -56,8 +56,8 @@ class Copies:
         return fn, args
 
     def returned(self, value: Any) -> Any:
-        """Called outside of ranks: `value`, which a rank has returned or raised, with the caller's
-        classes in place of the rank's. What can't be pickled stays as it is."""
+        """Return `value`, which a rank has returned or raised, with the caller's classes in place
+        of the rank's; called outside of ranks. What can't be pickled stays as it is."""
         if not self._classes:
             return value
         try:
@@ -77,7 +77,7 @@ class Copies:
 
 
 class Shared:
-    """In place of `Copies`: all ranks have `fn` itself."""
+    """The alternative to `Copies`: all ranks have `fn` itself."""
 
     def __init__(self, fn: Callable[..., Any]):
         self._fn = fn

@@ -53,7 +53,7 @@ class Deaths:
         return bool(self._asking.keys() - self._members)
 
     def shrink(self, rank: int) -> tuple[int, list[int]]:
-        """Called on the strand of `rank`: wait for all that live. Returns the number of the new
+        """Wait, on the strand of `rank`, for all that live. Returns the number of the new
         generation, and its ranks."""
         engine, strand = self._engine, self._engine.running
         if rank in self._members:
@@ -84,7 +84,7 @@ class Deaths:
         self._engine.add_strand(self._start(rank))
 
     def close(self, number: int, rank: int) -> None:
-        """From now on nothing gets through between `rank` and others of that generation; those who
+        """Let nothing get through any more between `rank` and others of that generation; those who
         wait for it wait in vain, and what was on its way changes nothing."""
         engine = self._engine
         engine.channels.close(number, rank)
@@ -111,7 +111,7 @@ class Deaths:
 
 
 def _cut(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
-    """Those that cross a closed channel. They put nothing in its place any more."""
+    """Have messages across a closed channel put nothing in its place any more. Returns those."""
     closed = [message for message in messages if message.channel.closed]
     for message in closed:
         message.real = False

@@ -113,14 +113,13 @@ class Engine:
             raise stuck
 
     def add_stream(self, body: Callable[[Strand], None]) -> Strand:
-        """Called on a strand: one more of its rank, which runs `body` as soon as this one pauses.
-        """
+        """Add a strand of the running rank, which runs `body` as soon as the running one pauses."""
         rank = self.running.rank
         self._streams[rank] += 1
         return self.add_strand(self.running.beside(self._streams[rank], body))
 
     def add_strand(self, strand: Strand) -> Strand:
-        """It begins at this instant."""
+        """Begin `strand` at this instant. Returns it."""
         self.strands.append(strand)
         self._ready.append(strand)
         return strand
@@ -214,7 +213,7 @@ class Engine:
         self._ready.append(strand)
 
     def sleep(self, seconds: float) -> None:
-        """Called on a strand: pause it for virtual `seconds`, in which it works."""
+        """Pause the running strand for virtual `seconds`, in which it works."""
         strand = self.running
         self.end_wait(strand)
         self.agenda.at(self.now + seconds).waking.append(strand)
@@ -222,7 +221,7 @@ class Engine:
         strand.idle_since_s = self.now
 
     def wait_for(self, what: object, label: str) -> None:
-        """Called on a strand: pause it until `what`, a message or a begun function, is done."""
+        """Pause the running strand until `what`, a message or a begun function, is done."""
         strand = self.running
         if strand.label is not label:
             self.end_wait(strand, label)
@@ -242,7 +241,7 @@ class Engine:
         strand.idle_since_s, strand.label = self.now, label
 
     def wait_for_any(self, what: Sequence[object], label: str, seconds: float | None) -> None:
-        """Called on a strand: pause it until one of `what`, a list of its own, is done, or virtual
+        """Pause the running strand until one of `what`, a list of its own, is done, or virtual
         `seconds` have passed."""
         strand = self.running
         if seconds is not None:

@@ -128,8 +128,8 @@ class Queue:
 
 
 class Channel(Queue):
-    """From one rank to another in one context: sends that wait for their receives, or receives that
-    wait for their sends."""
+    """The sends from one rank to another in one context that wait for their receives, or the
+    receives that wait for their sends."""
 
     __slots__ = ("dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
 
@@ -188,7 +188,7 @@ class ReceiveQueue(Queue):
 
     @property
     def from_anyone(self) -> ReceiveQueue:
-        """As a `Channel` has it."""
+        """This queue, as a `Channel` has it."""
         return self
 
     def add(self, anyone: Header | None) -> None:
@@ -199,14 +199,14 @@ class ReceiveQueue(Queue):
             self.anyone.append(anyone)
 
     def discard(self, anyone: Header | None) -> None:
-        """It is waited for."""
+        """Forget a receive that is waited for."""
         if anyone is None:
             self.named -= 1
         else:
             self.anyone.remove(anyone)
 
     def open(self, ranks: Sequence[int]) -> ReceiveQueue:
-        """Before the first receive from anyone of these ranks. Returns itself."""
+        """Prepare for the first receive from anyone of these ranks. Returns itself."""
         if not self.opened:
             self.opened, self.ranks = True, ranks
             for channel in self.channels:
@@ -249,7 +249,7 @@ class Channels:
         return self._channels[key]
 
     def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
-        """Where `dst` receives from anyone in a context."""
+        """Return where `dst` receives from anyone in a context."""
         return self._queues.setdefault((context, dst), ReceiveQueue())
 
     def close(self, number: int, rank: int) -> None:
@@ -294,7 +294,7 @@ Found = TypeVar("Found")
 
 
 class LazyDict(dict[Peer, Found]):
-    """By peer; made at the first use."""
+    """A dictionary by peer; values are made at the first use."""
 
     def __init__(self, make: Callable[[Peer], Found]):
         super().__init__()

@@ -80,7 +80,7 @@ class Network:
         return ended
 
     def change(self, link: int, capacity_Bps: float) -> None:
-        """From now on `link` carries `capacity_Bps`; 0: flows on it wait."""
+        """Let `link` carry `capacity_Bps` from now on; 0: flows on it wait."""
         self.capacity_Bps[link] = capacity_Bps
         self._touched.add(link)
 

@@ -35,8 +35,8 @@ class ProcessState:
         self.save()
 
     def begin(self, rank: int) -> None:
-        """As a process of `run` begins: with the caller's default dtype, standard output, filters
-        and environment, and with random numbers and loggers of its own."""
+        """Begin as a process of `run` does: with the caller's default dtype, standard output,
+        filters and environment, and with random numbers and loggers of its own."""
         _, _, *same, filters, environ = self._python
         root = logging.RootLogger(logging.WARNING)
         vars(root)["root"] = root

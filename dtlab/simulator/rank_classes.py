@@ -25,7 +25,7 @@ _complete: WeakSet[type] = WeakSet()  # not empty any more
 
 
 def dumps(value: Any) -> bytes:
-    """`value`, pickled by cloudpickle."""
+    """Return `value`, pickled by cloudpickle."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()

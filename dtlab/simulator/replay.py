@@ -30,7 +30,7 @@ class Moving(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """From `start_s` to `end_s` all rates stay as they are.
+    """The time from `start_s` to `end_s`, in which all rates stay as they are.
 
     capacity_Bps: what each link could carry, bytes per second, by its number: less than built if
     others' traffic took a part, 0 if it had failed.
@@ -130,7 +130,7 @@ class _Replay:
         return found
 
     def _next_s(self) -> float:
-        """When something happens next."""
+        """Return when something happens next."""
         enters_s = self.coming[0][0] if self.coming else math.inf
         next_s = min(enters_s, self.changes.next_s,
                      min((flow.end_s for flow in self.moving), default=math.inf))

@@ -124,7 +124,7 @@ def simulate(
 
 
 def simulate_shared(fn: Callable[[Comm], Any], network: Topology) -> Result:
-    """`simulate` for ranks that share all that `fn` refers to, and show nothing."""
+    """Do as `simulate` for ranks that share all that `fn` refers to, and show nothing."""
     return _Simulation(Shared(fn), network, "greenlet", echo=False).run(None)
 
 
@@ -279,7 +279,7 @@ class _Router(io.TextIOBase):
 
 
 def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
-    """`write` on behalf of the caller, who may be a rank of an outer simulation."""
+    """Return `write` on behalf of the caller, who may be a rank of an outer simulation."""
     rank = _RANK.get()
 
     def show(text: str) -> None:
@@ -308,7 +308,7 @@ _TURN = threading.Lock()
 
 def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,
            timeout: float | None) -> Topology:
-    """`network`; raise `ConfigError` for arguments that make no sense."""
+    """Return `network`; raise `ConfigError` for arguments that make no sense."""
     if not isinstance(network, Topology):
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")

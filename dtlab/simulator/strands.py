@@ -90,7 +90,7 @@ class Strand(ABC):
 
     @abstractmethod
     def beside(self, stream: int, body: Callable[[Strand], None]) -> Self:
-        """Called on this strand: another one of the same rank, with the same context variables."""
+        """Called on this strand: return another of its rank, with the same context variables."""
 
     @abstractmethod
     def resume(self) -> None:

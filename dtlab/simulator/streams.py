@@ -44,7 +44,7 @@ class Begun(SimWork):
         return self
 
     def run(self) -> None:
-        """Called on the stream's strand. An error that nobody waits for ends the run."""
+        """Call it, on the stream's strand. An error that nobody waits for ends the run."""
         try:
             self.value = self.call()
         except Exception as error:

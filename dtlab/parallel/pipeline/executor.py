@@ -261,7 +261,7 @@ class Pipeline:
         return [t.detach() for t in tensors]
 
     def _recomputed(self, module: nn.Module, *inputs: Any) -> Any:
-        """Its outputs, of which only the inputs are kept: copies are changed in place."""
+        """Return the outputs of `module`, but keep only the inputs: copies are changed in place."""
         changes = {name: b._version for name, b in module.named_buffers()}
         y = checkpoint(
             lambda x, *extras: module(tree_map_only(Tensor, cache(torch.clone), x), *extras),

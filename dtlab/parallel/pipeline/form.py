@@ -25,7 +25,7 @@ class Form(NamedTuple):
     letters: list[dict[str, str]]
 
     def parts(self) -> list[tuple[torch.Size, torch.dtype, bool, dict[str, str]]]:
-        """Those of each tensor."""
+        """Return shape, dtype, need of a gradient and types of each tensor."""
         return list(zip(*self[1:], strict=True))
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ Gradients = tuple[Tensor | None, ...]  # of a node's outputs
 
 
 class Kept(NamedTuple):
-    """For each node that splits: what it leads to past the inputs, and what arrived at it."""
+    """The parameters to which each node that splits leads past the inputs; what arrived at it."""
 
     parameters: Mapping[Node, list[nn.Parameter]]
     arrived: dict[Node, Gradients]

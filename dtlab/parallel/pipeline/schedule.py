@@ -88,7 +88,7 @@ class Schedule:
         return Schedule._read([line.split() for line in lines], "line", "word")
 
     def to_csv(self) -> str:
-        """As torch.distributed.pipelining's `_load_csv` reads it: a row for each rank."""
+        """Return what torch.distributed.pipelining's `_load_csv` reads: a row for each rank."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(
             [str(action) for action in row] or [""] for row in self.rows)

@@ -25,8 +25,8 @@ class Stage(nn.ModuleList):
 
 
 def cut(layers: Sequence[nn.Module], stages: int | Sequence[int]) -> list[Stage]:
-    """`layers` cut into stages. stages: how many, whose sizes differ by at most a layer; or the
-    number of layers of each.
+    """Return `layers`, cut into stages. stages: how many, whose sizes differ by at most a layer; or
+    the number of layers of each.
 
     Raises `ConfigError` if a stage would be empty or layers would be left.
     """

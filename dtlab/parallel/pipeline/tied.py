@@ -19,7 +19,7 @@ Tied = list[tuple[Comm, nn.Parameter]]  # each parameter, and the ranks that hav
 
 
 def tie(comm: Comm, tied: Mapping[str, nn.Parameter]) -> Tied:
-    """Those of `tied` that several ranks call the same, equal now."""
+    """Make those of `tied` equal that several ranks call the same; return each with its group."""
     if not isinstance(tied, Mapping) or not all(
             isinstance(p, nn.Parameter) for p in tied.values()):
         raise ConfigError(f"tied is a dictionary, parameters by name, not {short(tied)}")

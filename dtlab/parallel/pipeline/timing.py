@@ -45,7 +45,7 @@ class Timing:
 
     @property
     def bubble_ratio(self) -> float:
-        """Against the ideal time m(F+B): (p−1)/m for GPipe and 1F1B."""
+        """The bubble against the ideal time m(F+B): (p−1)/m for GPipe and 1F1B."""
         return self.bubble / (self.longest - self.bubble)
 
 

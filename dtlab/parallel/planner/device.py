@@ -134,7 +134,7 @@ def cluster(text: str) -> tuple[Device, Topology]:
 
 
 def servers(device: str, hosts: int, cards: int = 8) -> Topology:
-    """`hosts` servers of `cards` devices of the name `device`, as in `cluster`."""
+    """Return `hosts` servers of `cards` devices of the name `device`, as in `cluster`."""
     check_whole("servers", hosts, 1, 100_000)
     check_whole("devices a server", cards, 1, 256)
     nvlink_Bps, nic_Bps, latency_s = SERVERS[device]

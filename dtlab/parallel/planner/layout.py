@@ -101,7 +101,7 @@ class Layout(NamedTuple):
 
 
 def impossible(shape: Shape, layout: Layout) -> str:
-    """Why no device could run `layout`, or empty."""
+    """Return why no device could run `layout`, or empty."""
     pp, cp, tp, v, m = layout.pp, layout.cp, layout.tp, layout.chunks, layout.micro_batches
     experts = shape.experts
     for name in ("micro_batch", "micro_batches", "chunks"):
@@ -190,8 +190,8 @@ def _schedules(shape: Shape, pp: int, micro_batches: int) -> Iterator[tuple[str,
 
 
 def orders(layout: Layout) -> list[Layout]:
-    """`layout` with its axes in each order; those of one rank are the same anywhere. Copies stay
-    outermost, and with context or expert parallelism all axes in the order of `AXES`."""
+    """Return `layout` with its axes in each order; those of one rank are the same anywhere. Copies
+    stay outermost, and with context or expert parallelism all axes in the order of `AXES`."""
     real = [name for name in AXES if layout.mesh.get(name, 1) > 1 and name != "dp_replicate"]
     outer = [name for name in layout.mesh if name == "dp_replicate"]
     every = [tuple(real)] if layout.cp * layout.ep > 1 else permutations(real)

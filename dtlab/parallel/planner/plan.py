@@ -62,8 +62,8 @@ class Plan:
                 f"{self.efficiency:.0%}")
 
     def step(self, comm: Comm) -> None:
-        """One step as this rank's messages and computations, on tensors without data: simulate it,
-        `simulate(plan.step, network=topology).elapsed_s`, beside `step_s`."""
+        """Take one step as this rank's messages and computations, on tensors without data: simulate
+        it, `simulate(plan.step, network=topology).elapsed_s`, beside `step_s`."""
         if self.work is None or self.topology is None:
             raise ConfigError(f"this layout can't run: {self.why_not}")
         PlannedStep(comm, self.layout, self.work, self.idle_s, self.topology.host_of).run()
@@ -201,7 +201,7 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
                 + (experts.ring_s(expert_ranks, routed * size) if routed else 0.0))
 
     def reduce_s(dense: float, routed: float) -> float:
-        """Scattered if the optimizer is sharded, with copies all-reduced as well."""
+        """The seconds: scattered if the optimizer is sharded, with copies all-reduced as well."""
         scattered = half_s(dense, routed, sent)
         scattered *= 1 if stage else 2
         return scattered + 2 * copies.ring_s(layout.replicas, sent * (dense / ranks
@@ -248,7 +248,7 @@ def _limit(device: Device, memory_bytes: float | None, headroom: float) -> float
 
 
 def _here(software: Software, topology: Topology) -> Software:
-    """On one host nothing stalls."""
+    """Return `software`, which stalls nowhere if there is one host."""
     one = not software.stall_s or len(topology.groups) == 1
     return software._replace(stall_s=0.0) if one else software
 

@@ -40,7 +40,7 @@ class Group:
         return self._begin(all_reduce, nbytes, 1)
 
     def exchange(self, nbytes: float) -> list[Work]:
-        """All to all, at once."""
+        """Begin all messages of an all-to-all at once."""
         comm, part = self.comm, nbytes / self.size
         others = [(comm.rank + n) % self.size for n in range(1, self.size)]
         return [work for peer in others for work in (comm.irecv(_empty(part), peer),
@@ -131,7 +131,7 @@ class PlannedStep:
             self._leave(self._reduce(work.ends_parameters, 0.0))
 
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
-        """One layer's computation, and then the messages within it."""
+        """Do one layer's computation, and then the messages within it."""
         work, weights = self.work, 1 / self.layout.starts  # W's share of backward's kernels
         idle_s = self.idle_s[back] * {"I": 1 - weights, "W": weights}.get(kind, 1.0)
         if kind == "W":
@@ -164,7 +164,7 @@ class PlannedStep:
         _wait(self._begin_gather(dense, routed))
 
     def _reduce(self, dense: float, routed: float) -> list[Work]:
-        """All-reduced; with ZeRO reduce-scattered, and with copies all-reduced as well."""
+        """Begin to all-reduce; with ZeRO to reduce-scatter, with copies to all-reduce as well."""
         sent = self.work.recipe.reduced
         if not self.layout.stage:
             works = self.shard.reduce(dense * sent) + self.experts.reduce(routed * sent)
@@ -174,7 +174,7 @@ class PlannedStep:
                                                   + routed / self.experts.size))
 
     def _leave(self, works: list[Work]) -> None:
-        """They go on beside this rank's computation, or with overlap off are waited for."""
+        """Let `works` go on beside this rank's computation, or with overlap off wait for them."""
         if self.layout.overlap:
             self.under_way += works
         else:
