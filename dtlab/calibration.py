@@ -80,7 +80,7 @@ def fit(sizes: Sequence[int], times: Sequence[Sequence[float]]) -> Line:
 
 
 def measure(sizes: Sequence[int] = SIZES, repeats: int = 25) -> list[list[float]]:
-    """`ping_pong` between two real processes of this machine, over Gloo."""
+    """Run `ping_pong` between two real processes of this machine, over Gloo."""
     result = launch(ping_pong, (sizes, repeats), 2, timeout=60.0)
     halves: list[list[float]] = result.values[0]
     return halves

@@ -57,7 +57,7 @@ def _float(value: Any) -> float:
 
 
 def check_members(ranks: Any, rank: int, size: int) -> tuple[int, ...]:
-    """`ranks` as a tuple; `ConfigError` unless they are different ones of `size`, with `rank`."""
+    """Return `ranks`, which must be different ones of `size`, with `rank`; else `ConfigError`."""
     try:
         members = tuple(ranks)
     except TypeError:  # a single number
@@ -113,7 +113,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def short(value: Any) -> str:
-    """`value` as a message shows it: one line, no longer than 30 characters."""
+    """Return `value` as a message shows it: one line, no longer than 30 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int of more than 4,300 digits

@@ -143,7 +143,7 @@ class Comm(ABC):
         formed of this communicator, and is the same on all its ranks."""
 
     def _reduced(self, into: torch.Tensor) -> None:
-        """Called when `accumulate_` has changed `into`; the simulator charges γ here."""
+        """Note that `accumulate_` has changed `into`; the simulator charges γ here."""
 
     @property
     def machine(self) -> Machine:
@@ -294,7 +294,7 @@ class Comm(ABC):
             raise ConfigError(f"rank {self.rank}: can't {verb} itself; keep the value instead")
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what isn't there."""
+        """Raise `AttributeError`, as a communicator has no `name`."""
         message = f"a communicator has no {name!r}"
         if not name.startswith("_") and hasattr(sys.modules.get("dtlab.collectives"), name):
             message += f"; collectives are functions: call dtlab.collectives.{name}(comm, …)"

@@ -52,7 +52,7 @@ TYPICAL = Machine(alpha=6e-5, beta=2.5e-10, gamma=5e-11, lanes=2, overhead=2e-5)
 
 
 def cache_file() -> Path:
-    """Where this host's figures are kept: in the folder that DTLAB_CACHE names, else in each
+    """Return where this host's figures are kept: in the folder that DTLAB_CACHE names, else in each
     system's own place for caches, which `platformdirs` knows."""
     folder = Path(os.environ.get("DTLAB_CACHE") or platformdirs.user_cache_path("dtlab"))
     return folder / f"machine-{platform.node() or 'host'}.json"

@@ -49,8 +49,8 @@ FOREIGN = {*_TORCHS, type(sum)}  # the classes of such
 
 
 def named_op(op: Op) -> Op:
-    """`op` as it is called here, if it is a `torch.distributed.ReduceOp`, or Python's own sum, max
-    or min; else `op` itself.
+    """Return `op` as it is called here, if it is a `torch.distributed.ReduceOp`, or Python's own
+    sum, max or min; else `op` itself.
 
     >>> named_op(torch.distributed.ReduceOp.SUM), named_op(max), named_op("prod")
     ('sum', 'max', 'prod')
@@ -118,7 +118,7 @@ def _applied(op: Combine, into: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _combine_unsigned_(into: torch.Tensor, x: torch.Tensor, op: str) -> None:
-    """As `COMBINE`, for the bits of unsigned integers in signed ones.
+    """Do as `COMBINE` for the bits of unsigned integers in signed ones.
 
     Sums and products have the same bits either way. The order is the same once the highest bit is
     flipped, which makes the smallest unsigned number the smallest signed one.
@@ -177,7 +177,7 @@ def check_receives(rank: int, x: object) -> None:
 
 
 def swapped(op: Op) -> Op:
-    """`op` with its operands in the other order; named ops commute, so they stay as they are."""
+    """Swap the operands of `op`; named ops commute, so they stay as they are."""
     return (lambda a, b: op(b, a)) if callable(op) else op
 
 

@@ -63,7 +63,7 @@ Place = tuple[str, int, str]  # file, line number, function
 
 
 def calling_place() -> Place:
-    """Where the learner's innermost code is now, see `learner_frame`: quick, for `place_text`."""
+    """Find where the learner's innermost code is, see `learner_frame`; quick, for `place_text`."""
     frame = learner_frame(sys._getframe(1))
     if frame is None:
         return "", 0, ""
@@ -78,7 +78,7 @@ def place_text(place: Place) -> str:
 
 
 def with_cell_names(text: str) -> str:
-    """`text`, in which notebook cells are called by their numbers."""
+    """Return `text`, in which notebook cells are called by their numbers."""
     return CELL_FILE.sub(lambda file: shown_name(file[0]), text)
 
 
@@ -140,8 +140,8 @@ AnyError = TypeVar("AnyError", bound=BaseException)
 
 
 def end_at_caller(error: AnyError) -> AnyError:
-    """`error`, to be raised by what a learner has called: its traceback begins anew, and is shown
-    without dtlab's own frames. For what isn't dtlab's own error, such as an interrupt."""
+    """Return `error`, to be raised by what a learner has called: its traceback begins anew, and is
+    shown without dtlab's own frames. For what isn't dtlab's own error, such as an interrupt."""
     error._render_traceback_ = partial(_in_ipython, error)  # type: ignore[attr-defined]
     return error.with_traceback(None)
 
@@ -174,8 +174,7 @@ def _in_ipython(error: BaseException) -> list[str]:
 
 
 def end_tracebacks_at_caller() -> None:
-    """From now on, what Python and IPython show of dtlab's errors ends at the line that called it.
-    """
+    """Have Python and IPython show dtlab's errors, from now on, up to the line that called it."""
     DtlabError._render_traceback_ = _in_ipython  # type: ignore[attr-defined]
     if sys.excepthook is not _in_python:
         global _python_shows

@@ -105,7 +105,7 @@ def grid_of(cluster: Topology) -> tuple[int, int] | None:
 
 
 def rings_of(cluster: Topology) -> list[list[int]]:
-    """As many rings without a common wire as a short search finds; none behind switches."""
+    """Return as many rings without a common wire as a short search finds; none behind switches."""
     try:
         most = min(sum(there.values()) for there in wires_of(cluster).values())
     except ConfigError:

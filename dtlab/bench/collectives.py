@@ -90,7 +90,7 @@ def _row(collective: str, algorithm: str, ranks: int, nbytes: int, count: int, d
 
 def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype: torch.dtype,
               repeats: int) -> dict[str, list[float]]:
-    """On each rank: seconds a call, by contestant and repetition."""
+    """Return this rank's seconds a call, by contestant and repetition."""
     contestants: dict[str, Callable[[], Any]] = {
         name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names
     }

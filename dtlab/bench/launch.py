@@ -84,7 +84,7 @@ def by_spawn(ranks: int) -> None:
 
 
 def by_accelerate(ranks: int) -> None:
-    """Accelerate's launcher for tests: it forks the caller, and forms the group itself."""
+    """Start ranks by Accelerate's launcher for tests: it forks the caller, and forms the group."""
     from accelerate import debug_launcher
 
     debug_launcher(meet, num_processes=ranks)

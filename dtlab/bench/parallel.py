@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -> list[Step]:
-    """Each contestant's step in turn, again and again, on the same `ranks` processes."""
+    """Time each contestant's step in turn, again and again, on the same `ranks` processes."""
     check_whole("repeats", repeats)
     if not isinstance(config, GPTConfig):
         raise ConfigError(f"config must be a GPTConfig, not {short(config)}")
@@ -86,7 +86,7 @@ def _take_turns(comm: Comm, repeats: int, config: GPTConfig
 
 
 def _step(comm: Comm, name: str, trained: Trained, config: GPTConfig, turn: int) -> None:
-    """One step: data-parallel ranks have samples of their own, the others the same."""
+    """Take one step: data-parallel ranks have samples of their own, the others the same."""
     model, optimizer = trained
     _, _, loss_of, own, samples = CONTESTANTS[name]
     batch = WARM_UP + turn
@@ -158,8 +158,8 @@ def _dtensor_loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor)
 
 
 def torch_tensor_parallel(gpt: GPT, mesh: DeviceMesh) -> GPT:
-    """`gpt`, cut by torch's `parallelize_module` as `tensor.shard` cuts it: with its queries, keys
-    and values put in order of ranks, and logits that stay cut. In place."""
+    """In place: cut `gpt` by torch's `parallelize_module` as `tensor.shard` cuts it, with its
+    queries, keys and values put in order of ranks, and logits that stay cut. Returns it."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel as colwise  # noqa: N813
     from torch.distributed.tensor.parallel import PrepareModuleOutput, parallelize_module

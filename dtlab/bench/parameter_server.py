@@ -80,7 +80,7 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
 
 
 def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str, list[float]]:
-    """On each rank: seconds a round trip, by contestant and repetition."""
+    """Return this rank's seconds a round trip, by contestant and repetition."""
     count, pair = nbytes // 4, comm.split(comm.rank // 2)
     assert pair is not None
     remote = _by_rpc(pair, count, f"{meeting}{comm.rank // 2}", tcp=comm.rank >= TCP_SERVER)
@@ -119,7 +119,7 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
 
 
 def _nothing() -> None:
-    """A turn of others."""
+    """Do nothing in a turn of others."""
 
 
 def _join(comm: Comm) -> ps.Node:
@@ -163,7 +163,7 @@ def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False) -> C
 
 
 def _rows(comm: Comm, rows: int) -> Contestant:
-    """As `_ours`, each kilobyte a row of one table; the rows in any order."""
+    """Do as `_ours`, but each kilobyte is a row of one table, and the rows are in random order."""
     node, gradient = _join(comm), torch.zeros(rows, KEY_BYTES // 4)
     if node.is_server:
         return _serving(node)

@@ -76,7 +76,7 @@ def watched(jobs: list[Any], doing: str) -> Any:
 
 
 def print_collectives(rows: list[Any]) -> None:
-    """A table a collective, in nccl-tests' units; then the mean ratios."""
+    """Print a table a collective, in nccl-tests' units; then the mean ratios."""
     by_collective, ratios = defaultdict(list), defaultdict(list)
     for row in rows:
         by_collective[row.collective].append(row)
@@ -108,7 +108,7 @@ def gigabytes(rate_Bps: float | None) -> str:
 
 
 def draw(rows: list[Any], path: Path) -> None:
-    """Bus bandwidth over size, a line a contestant."""
+    """Draw bus bandwidth over size, a line a contestant."""
     from dtlab.cli.bench_plot import bandwidths
 
     if not any(row.bus_Bps for row in rows):

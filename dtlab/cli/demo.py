@@ -34,7 +34,7 @@ def pass_on(comm):
 
 
 def learners_function(source: str, name: str) -> Callable[..., Any]:
-    """`name` of `source`, as if a learner had it in a file of their own: errors quote its lines."""
+    """Return `name` of `source`, as if a learner had it in a file: errors quote its lines."""
     names: dict[str, Any] = {"torch": torch}
     exec(compile(source, f"{name}.py", "exec"), names)
     function: Callable[..., Any] = names[name]

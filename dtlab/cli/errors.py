@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
-    """`command`, with every error turned into its sentence on stderr and its exit code."""
+    """Return `command`, with every error turned into its sentence on stderr and its exit code."""
 
     @functools.wraps(command)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:

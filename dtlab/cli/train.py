@@ -64,7 +64,7 @@ class LossReader(io.TextIOBase):
 
 @contextlib.contextmanager
 def progress(steps: int) -> Iterator[None]:
-    """Inside, a progress bar with the loss, if a person watches."""
+    """Show, inside, a progress bar with the loss, if a person watches."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     with (Progress(*columns, console=show.progress_console(), transient=True) as bar,
@@ -96,7 +96,7 @@ def summary(found: dict[str, Any]) -> str:
 
 
 def draw(job: Job, losses: list[float | None], path: Path) -> None:
-    """The loss curve."""
+    """Draw the loss curve."""
     from matplotlib.ticker import MaxNLocator
 
     from dtlab.plots.palette import line_style

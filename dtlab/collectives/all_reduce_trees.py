@@ -123,7 +123,7 @@ class Tree(NamedTuple):
         return 0 if parent is None else 1 + self.depth(parent)
 
     def moment(self, rank: int, way: int, segment: int) -> tuple[int, int]:
-        """When `rank` can pass on a segment at the earliest, in messages since the start."""
+        """Return when `rank` can pass on a segment at the earliest, in messages since the start."""
         if way == UP:
             return segment + self.height(rank), UP
         return segment + self.height(self._named(0)) + self.depth(rank), DOWN

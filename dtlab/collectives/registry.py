@@ -59,7 +59,7 @@ def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
 
 
 def publish(collectives: dict[str, Any]) -> None:
-    """All collectives are there: the functions in `ALGORITHMS` call them, and look like them."""
+    """Let the functions in `ALGORITHMS` call the collectives, now all there, and look like them."""
     for collective, algorithms in ALGORITHMS.items():
         collectives[collective] = overridable(collectives[collective])
         _collectives[collective] = collectives[collective]
@@ -68,8 +68,8 @@ def publish(collectives: dict[str, Any]) -> None:
 
 
 def overridable(function: Function) -> Function:
-    """`function(comm, *args)`, which torch's function modes see as they see torch's own functions.
-    """
+    """Return `function(comm, *args)`, which torch's function modes see as they see torch's own
+    functions."""
 
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
@@ -278,7 +278,7 @@ def detached(x: torch.Tensor) -> torch.Tensor:
 
 
 def flattened(x: torch.Tensor) -> torch.Tensor:
-    """`x` as a contiguous vector without history: a view where possible, else a copy."""
+    """Return `x` as a contiguous vector without history: a view where possible, else a copy."""
     if (x.__class__ is torch.Tensor and x.ndim == 1 and not x.requires_grad and x.is_contiguous()
             and not x.is_inference()):
         return x  # it is one

@@ -116,7 +116,7 @@ def reduce_scatterv(comm: Comm, parts: Parts, op: Op = "sum") -> torch.Tensor:
 
 
 def _label(collective: str, x: torch.Tensor, root: int | None = None) -> str:
-    """As `call.call_for` labels the others, but without the shapes, which differ."""
+    """Label as `call.call_for` labels the others, but without the shapes, which differ."""
     dtype = str(x.dtype).split(".")[-1]
     return f"{collective}({dtype}{'' if root is None else f', root={root}'})"
 
@@ -164,7 +164,7 @@ def _check_apart(
 
 
 def _written(into: Parts, rows: list[torch.Tensor]) -> Parts:
-    """`into`, filled from `rows` where those had to be copies."""
+    """Return `into`, filled from `rows` where those had to be copies."""
     for part, row in zip(into, rows, strict=True):
         write_back(part, row)
     return into

@@ -70,7 +70,7 @@ def halving_doubling(p: int, n: int, itemsize: int) -> Form:
 
 @costs("all_reduce", "halving_doubling_near")
 def halving_doubling_near(p: int, n: int, itemsize: int) -> Form:
-    """As `halving_doubling`; what differs is only which rank gets which chunk, if n is uneven."""
+    """The form of `halving_doubling`; only which rank gets which chunk differs, if n is uneven."""
     chunk_of = [0]
     while len(chunk_of) < core_of(p)[0]:  # bits in reverse
         chunk_of = [2 * c for c in chunk_of] + [2 * c + 1 for c in chunk_of]

@@ -42,8 +42,8 @@ def amdahl_speedup(serial: float, devices: int) -> float:
 
 
 def gustafson_speedup(serial: float, devices: int) -> float:
-    """If the work grows with the devices, so that their time stays, of which the share `serial`
-    isn't divided: n − (n−1)·s.
+    """The speedup if the work grows with the devices, so that their time stays, of which the share
+    `serial` isn't divided: n − (n−1)·s.
 
     Source: Gustafson 1988.
     """

@@ -67,7 +67,7 @@ def _bars(trace: Trace) -> list[Bar]:
 
 
 def side_by_side(stretches: list[tuple[float, float]]) -> list[int]:
-    """For each stretch of time, in order of its begin: the lowest slot that is free by then."""
+    """Return for each stretch, in order of its begin, the lowest slot that is free by then."""
     free_at: list[float] = []
     chosen = []
     for begin, end in stretches:

@@ -109,8 +109,8 @@ def _is_late(iteration: Iteration, now: float) -> bool:
 
 
 def _draw_arrows(axes: Axes, run: ClockRun, now: float, whole: bool) -> None:
-    """From the middle of each wait that is over to the end of the worker it waited for; from each
-    that is not, to every worker it still waits for."""
+    """Draw an arrow from the middle of each wait that is over to the end of the worker it waited
+    for; from each that is not, to every worker it still waits for."""
     tails, heads = [], []
     for i in run.iterations:
         if min(i.read_s, now) - i.asked_s < _SHORT * run.end_s:

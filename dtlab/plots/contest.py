@@ -119,7 +119,7 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str) -> P
 
 
 def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
-    """Each link as wide as it is busy, in its busier direction."""
+    """Draw each link as wide as it is busy, in its busier direction."""
     graph, most_s = cluster.graph(), max(shown.needed_s.values()) or 1.0
     places = layout_of(graph)
     busy: dict[frozenset[Any], float] = {}

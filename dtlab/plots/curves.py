@@ -24,7 +24,7 @@ SAME = 1e-3  # times that differ by more are different
 
 
 class Crossover(NamedTuple):
-    """From `nbytes` on, `after` is the fastest algorithm; below it was `before`.
+    """The size `nbytes` from which on `after` is the fastest algorithm; below it was `before`.
 
     Algorithms that are equally fast, but for rounding, are named together: "flat = binomial".
     """
@@ -128,18 +128,18 @@ def _stretches(times: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
 
 @cost.remembered
 def _form(collective: str, name: str, ranks: int, nbytes: int) -> cost.Form:
-    """Kept without what each rank sends: that would fill the memory."""
+    """Return the form, to be kept, without what each rank sends: that would fill the memory."""
     return cost.form(collective, name, ranks, nbytes)._replace(sent_bytes=[], messages=[])
 
 
 def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, beta: float,
             gamma: float) -> float:
-    """As `cost.time_s`; the closed form is kept, so that a slider only multiplies."""
+    """Do as `cost.time_s`, but keep the closed form, so that a slider only multiplies."""
     return _form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
 
 
 def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:
-    """Said beside a curve: " (at most)" if the closed form is a bound, else nothing."""
+    """The words beside a curve: " (at most)" if the closed form is a bound, else nothing."""
     return "" if cost.form(collective, name, ranks, nbytes).exact else " (at most)"
 
 
@@ -193,7 +193,7 @@ def _draw_turns(
     axes: Axes, collective: str, names: Sequence[str], grid: Sequence[int],
     turns: Sequence[Crossover], first: str,
 ) -> None:
-    """The band of the fastest on top of the axes, and a line at each crossover."""
+    """Draw the band of the fastest on top of the axes, and a line at each crossover."""
     edges = [grid[0], *(turn.nbytes for turn in turns), grid[-1]]
     best = [first, *(turn.after for turn in turns)]
     span = np.log(grid[-1] / grid[0])

@@ -54,7 +54,7 @@ def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *,
 
 
 def draw_flows(history: LinkHistory, at_s: float, *, title: str = "") -> Picture:
-    """As `flows`, of a history that is there already."""
+    """Draw what `flows` does, of a history that is there already."""
     stretch = history.at(at_s)
     heading = f"{title or history.cluster.name.split('(')[0]}, " \
               f"{_clock(at_s, history.end_s)} (simulated)"
@@ -147,7 +147,7 @@ def _width_pt(load: float) -> float:
 
 
 def _draw_cluster(picture: Picture, history: LinkHistory, stretch: Stretch | None) -> None:
-    """Nodes, and a lane for each direction of each link. The axes count inches."""
+    """Draw nodes, and a lane for each direction of each link. The axes count inches."""
     axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=_FOOT_IN, top=_HEAD_IN)
     axes.set_axis_off()
     axes.set_xlim(0, WIDE_IN)
@@ -192,7 +192,7 @@ def _draw_heads(axes: Axes, busy: Sequence[tuple[float, np.ndarray]], thin: floa
 
 
 def shares_of(history: LinkHistory, stretch: Stretch | None) -> list[tuple[np.ndarray, str]]:
-    """Where, in inches, it is written how full a lane is: beside it, where there is room."""
+    """Return places, in inches, and texts of the shares: beside a lane, where there is room."""
     shape, loads = geometry_of(history), {} if stretch is None else stretch.loads
     busy = sorted(((load, link) for link, load in loads.items()
                    if load > 0 and link in shape.lanes), key=lambda pair: pair[0])

@@ -139,7 +139,7 @@ def _count(tiles: Sequence[Tile]) -> str:
 
 
 def _columns(count: int) -> int:
-    """At most six rows, then as few empty places as can be, then about four tiles in a row."""
+    """Choose at most six rows, then as few empty places as can be, then about four tiles a row."""
     if count <= 4:
         return count
 
@@ -185,7 +185,7 @@ def _draw(axes: Any, rank: int, tile: Tile, x: float, y: float, w: float, h: flo
 
 
 def _write_value(axes: Any, text: str, x: float, y: float, room: float, color: str) -> None:
-    """One line of 14 points if it fits, else two of 11, the end cut off with an ellipsis."""
+    """Write one line of 14 points if it fits, else two of 11, the end cut off with an ellipsis."""
     drawn = axes.text(x, y, text, va="center", size=14, color=color, linespacing=1.05)
     if len(text) * 14 * 0.62 > room * 72:
         drawn.set_fontsize(11)

@@ -84,9 +84,9 @@ TIME = Scale("time", seconds_text)
 def lines(series: Sequence[Series], title: str, note: str, x: Scale, y: Scale,
           legend: Mapping[str, Any] = ABOVE, *, height_in: float = 6.0, right_in: float = 0.35,
           top_in: float = 1.0) -> Iterator[tuple[Picture, Axes]]:
-    """A page with the chart of `series`. Inside, the caller adds what this chart alone has; at the
-    end, whatever has a label gets its place in the legend: `ABOVE`, `BESIDE` or `INSIDE` the axes.
-    The title must say "measured", "simulated" or "predicted"."""
+    """Make a page with the chart of `series`. Inside, the caller adds what this chart alone has; at
+    the end, whatever has a label gets its place in the legend: `ABOVE`, `BESIDE` or `INSIDE` the
+    axes. The title must say "measured", "simulated" or "predicted"."""
     with page(WIDTH_IN, height_in, title, note) as picture:
         axes = picture.place(left=1.25, right=right_in, bottom=0.85, top=top_in)
         for each in series:
@@ -102,7 +102,7 @@ def draw_spread(
     axes: Axes, places: Sequence[float], repeats: Sequence[Any], *, color: str, marker: str,
     fill: str, label: str = "", across: bool = False,
 ) -> None:
-    """Median as a dot; a thick bar holds the middle half of the repeats, a thin one all of them.
+    """Draw the median as a dot, the middle half of the repeats as a thick bar, all as a thin one.
 
     places: where along the other axis. across: whether the repeats lie along x rather than y.
     """
@@ -123,5 +123,5 @@ def style_of(collective: str, name: str, otherwise: int) -> LineStyle:
 
 
 def powers_of_two(least: float, most: float) -> list[float]:
-    """Those from `least` to `most`; `least` itself if there is none."""
+    """Return the powers of two from `least` to `most`; `least` itself if there is none."""
     return [2.0**k for k in range(32) if least <= 2**k <= most] or [least]

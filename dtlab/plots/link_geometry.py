@@ -18,7 +18,7 @@ WIDE_IN, HIGH_IN = 10.4, 3.45  # room for the cluster
 
 @lru_cache(maxsize=16)
 def geometry_of(history: LinkHistory) -> Geometry:
-    """Worked out once for all frames of a run."""
+    """Work the geometry out, once for all frames of a run."""
     return Geometry(history.graph, history.links)
 
 
@@ -50,7 +50,7 @@ def _box(node: Node, x: float, y: float) -> Box:
 
 
 def _aside(line: np.ndarray, gap_in: float) -> np.ndarray:
-    """`line`, shifted to the right of the way it goes."""
+    """Return `line`, shifted to the right of the way it goes."""
     along = line[-1] - line[0]
     length = float(np.hypot(*along)) or 1.0
     return np.asarray(line + gap_in * np.array([along[1], -along[0]]) / length)

@@ -81,7 +81,7 @@ def layout_of(graph: nx.DiGraph) -> dict[Any, tuple[float, float]]:
 
 
 def frame_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
-    """Limits with room for nodes, and for links that go round others."""
+    """Set limits with room for nodes, and for links that go round others."""
     margin = 0.19 if has_places(graph) else 0.13
     axes.set_axis_off()
     axes.set_xlim(-0.06, 1.06)

@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
     @property
     def exposed_s(self) -> float:
-        """From the end of backward to the end of the step."""
+        """The seconds from the end of backward to the end of the step."""
         return self.end - self.work[-1][1]
 
 

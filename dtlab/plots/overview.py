@@ -24,8 +24,8 @@ DATA = tuple(name for name in ALGORITHMS if name != "barrier")  # those that mov
 
 def before_and_after(
     ranks: int = 4, root: int = 0, collectives: Sequence[str] = DATA) -> Picture:
-    """For each collective two grids, ranks × pieces: before, and after. Number and colour are the
-    rank that contributed; several side by side, their sum; one below the other, the parts of
+    """Draw two grids for each collective, ranks × pieces: before, and after. Number and colour are
+    the rank that contributed; several side by side, their sum; one below the other, the parts of
     several. Boxes that do not matter in the end are left out there.
 
     ranks: 2 to 8. Raises `ConfigError` for others, a root that is none, or an unknown name.
@@ -66,7 +66,7 @@ def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, sid
 
 def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: float,
                side: float, parts: bool) -> None:
-    """A box for each (rank, piece) that is `shown`; in it a segment for each contributor."""
+    """Draw a box for each (rank, piece) that is `shown`; in it a segment for each contributor."""
     p = len(holds)
     step, gap = side / p, 0.12 * side / p
     boxes, faces, frames = [], [], []

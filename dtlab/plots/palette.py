@@ -70,7 +70,7 @@ def line_style(index: int) -> LineStyle:
 
 @lru_cache(maxsize=1024)
 def mix(color: str, towards: str, share: float) -> str:
-    """`color` with `share` (0 to 1) of the way gone `towards` another colour."""
+    """Return `color` with `share` (0 to 1) of the way gone `towards` another colour."""
     ours, theirs = np.array(to_rgb(color)), np.array(to_rgb(towards))
     red, green, blue = (1 - share) * ours + share * theirs
     return to_hex((red, green, blue))

@@ -87,8 +87,8 @@ class Picture(Figure):
 
 @contextmanager
 def page(width_in: float, height_in: float, title: str, subtitle: str = "") -> Iterator[Picture]:
-    """A picture of this size, to be drawn in inside. The title stands top left, bold; under it one
-    quiet line. Long ones shrink to fit the width."""
+    """Make a picture of this size, to be drawn in inside. The title stands top left, bold; under it
+    one quiet line. Long ones shrink to fit the width."""
     with styled():
         picture = Picture(figsize=(width_in, height_in), dpi=DPI)
         FigureCanvasAgg(picture)

@@ -67,7 +67,7 @@ def plans(shown: Sequence[Plan], title: str = "Layouts", note: str = "",
 
 
 def no_plan(title: str, note: str, rows: int) -> Picture:
-    """In the place of `plans` where nothing fits: a sentence."""
+    """Draw a sentence, in the place of `plans` where nothing fits."""
     with page(11.0, 2.2 + 0.72 * rows, f"{title}: nothing fits", note) as picture:
         picture.alt = f"{title}: nothing fits. {note}."
         return picture

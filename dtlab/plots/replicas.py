@@ -81,7 +81,7 @@ def _story(run: ReplicaRun) -> str:
 
 
 def _draw_lines(axes: Axes, run: ReplicaRun, end_s: float) -> None:
-    """A line for each rank as long as it lives; thick while it holds the lease."""
+    """Draw a line for each rank as long as it lives; thick while it holds the lease."""
     for rank in _ROWS:
         until_s = run.died_s if rank == run.victim else end_s
         axes.plot([0, min(until_s, end_s) * 1e3], [_HEIGHT[rank]] * 2, color=rank_color(rank),
@@ -107,7 +107,7 @@ _PLATE = {"boxstyle": "round,pad=0.1", "facecolor": PAPER, "linewidth": 0, "alph
 
 
 def _draw_messages(axes: Axes, run: ReplicaRun, begin_s: float, end_s: float) -> None:
-    """From the sender's line to the receiver's; those to and from the master are faint."""
+    """Draw messages from sender's to receiver's line; those to and from the master are faint."""
     shown = [m for m in run.trace.transfers if m.end_s >= begin_s and m.start_s <= end_s]
     for quiet in (True, False):
         some = [m for m in shown if (MASTER in (m.src, m.dst)) == quiet]
@@ -138,7 +138,7 @@ def _draw_cut(axes: Axes, run: ReplicaRun, begin_s: float, end_s: float) -> None
 
 
 def _draw_replies(axes: Axes, replies: list[PushReply]) -> None:
-    """Each reply to a worker, when it came."""
+    """Draw each reply to a worker, when it came."""
     for yes in (True, False):
         some = [one for one in replies if one.acknowledged == yes]
         axes.scatter([one.replied_s * 1e3 for one in some], [_HEIGHT[one.worker] for one in some],

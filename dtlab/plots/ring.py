@@ -24,9 +24,9 @@ _RADIUS = 1.55
 
 def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[str] = (),
               *, title: str = "Who owns which arc of the ring") -> Picture:
-    """For each of two numbers of virtual nodes the ring of `servers`, as `ps.ConsistentHash` has
-    it; each arc in the colour of the server that owns it, with its share. `keys` stand where their
-    hashes are. Raises `ConfigError` unless two numbers of virtual nodes are given."""
+    """Draw for each of two numbers of virtual nodes the ring of `servers`, as `ps.ConsistentHash`
+    has it; each arc in the colour of the server that owns it, with its share. `keys` stand where
+    their hashes are. Raises `ConfigError` unless two numbers of virtual nodes are given."""
     check_whole("hash_ring's servers", servers)
     if not isinstance(vnodes, Sequence) or len(vnodes) != 2:
         raise ConfigError("hash_ring compares two numbers of virtual nodes, such as (1, 16), not "
@@ -92,7 +92,7 @@ def _draw_keys(axes: Axes, centre: float, keys: Sequence[str]) -> None:
 
 
 def _on_circle(hashes: np.ndarray, centre: float, radius: float) -> np.ndarray:
-    """Clockwise, from the top."""
+    """Return the places of `hashes`, clockwise, from the top."""
     angle = 2 * math.pi * hashes / FULL
     return np.stack([centre + radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
 

@@ -24,7 +24,7 @@ def corners(x: float, y: float, w: float, h: float) -> Corners:
 
 
 def draw_boxes(axes: Axes, boxes: Sequence[Corners], hatch: str = "", **look: Any) -> None:
-    """Boxes of one look; a hatch has the colour of its edge."""
+    """Draw boxes of one look; a hatch has the colour of its edge."""
     if boxes:
         codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(boxes))
         outlines = np.concatenate([[*box, box[0]] for box in boxes])
@@ -33,8 +33,8 @@ def draw_boxes(axes: Axes, boxes: Sequence[Corners], hatch: str = "", **look: An
 
 def draw_stack(axes: Axes, row: float, parts: Sequence[tuple[str, float, str, str]], *,
                height: float, named: bool) -> None:
-    """A bar to the right for each (name, length, colour, hatch), one after the other; with their
-    names in the legend if this row is `named`."""
+    """Draw a bar to the right for each (name, length, colour, hatch), one after the other; with
+    their names in the legend if this row is `named`."""
     left = 0.0
     for name, length, color, hatch in parts:
         axes.barh(row, length, left=left, height=height, color=color, hatch=hatch, linewidth=0.6,
@@ -43,7 +43,7 @@ def draw_stack(axes: Axes, row: float, parts: Sequence[tuple[str, float, str, st
 
 
 def draw_arrows(axes: Axes, tails: Any, heads: Any, **look: Any) -> None:
-    """An arrow from each of `tails` to its head, (x, y) each."""
+    """Draw an arrow from each of `tails` to its head, (x, y) each."""
     if len(tails):
         tail, head = np.array(tails, float), np.array(heads, float)
         axes.quiver(*tail.T, *(head - tail).T, angles="xy", scale_units="xy", scale=1,

@@ -141,7 +141,7 @@ def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
 
 
 def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
-    """The boxes, and in each the bar: the segment of contributor c is always at the same place."""
+    """Draw boxes, and in each the bar: the segment of contributor c is always at the same place."""
     w, h = layout.box_w, layout.box_h
     boxes, faces, edges, widths = [], [], [], []
     segments, colors = [], []
@@ -174,7 +174,7 @@ def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
 
 
 def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
-    """In each box: "3/4", "✓ 4/4", "✗ 5/4"; just ✓ or nothing where one contributor is wanted.
+    """Write in each box "3/4", "✓ 4/4", "✗ 5/4"; no count where one contributor is wanted.
 
     Where a box is small: the count alone, or ✓ or ✗ alone.
     """

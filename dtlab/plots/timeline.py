@@ -225,7 +225,7 @@ def _draw_arrows(
     axes: Axes, shown: list[Message], lanes: Lanes, tracks: dict[str, tuple[float, float]],
     scale: float,
 ) -> None:
-    """One arrow a message: from when it left to when it had arrived, by the nearer edges."""
+    """Draw an arrow a message: from when it left to when it had arrived, by the nearer edges."""
     ends = [(lanes[m.src, m.src_stream], lanes[m.dst, m.dst_stream]) for m in shown]
     tails = [(m.start_s / scale, src + tracks["send"][src < dst])
              for m, (src, dst) in zip(shown, ends, strict=True)]
@@ -265,7 +265,7 @@ def summary_of(trace: Trace, lanes: int, shown: int) -> str:
 
 
 def _waits(trace: Trace, ranks: set[int]) -> str:
-    """For the text alternative: which of `ranks` waited longest for a message's other side, and
+    """Say for the text alternative which of `ranks` waited longest for a message's other side, and
     which did nothing but wait."""
     waits = sorted((posted_s, m.start_s, rank) for m in trace.transfers
                    for rank, posted_s in ((m.src, m.sent_s), (m.dst, m.wanted_s)))

@@ -45,7 +45,7 @@ def loss_curves(runs: Mapping[str, Sequence[Curve]], x_label: str, title: str = 
 
 
 def _enough_ticks(axes: Axes) -> None:
-    """Three ticks or more on the axis of the loss, also where it hardly falls."""
+    """Set three ticks or more on the axis of the loss, also where it hardly falls."""
     low, high = axes.get_ylim()
     if sum(low <= tick <= high for tick in LOSS.ticks or ()) < 3:
         axes.yaxis.set_major_locator(FixedLocator(MaxNLocator(5).tick_values(low, high)))

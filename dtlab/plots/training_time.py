@@ -89,7 +89,7 @@ def _fits(nbytes: float, memory: float) -> str:
 
 
 def _draw_state(axes: Axes, state: Mapping[str, float], memory: float) -> None:
-    """A bar for each way to keep the state, up to what a device has."""
+    """Draw a bar for each way to keep the state, and a line at what a device has."""
     axes.bar(list(state), [n / 1e9 for n in state.values()], width=0.6,
              color=[ALARM if n > memory else HUES[2] for n in state.values()])
     top = 1.25 * max(memory, *state.values()) / 1e9

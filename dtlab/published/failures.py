@@ -64,7 +64,7 @@ def _meta() -> list[Published]:
 
 
 def failure_rows() -> list[Published]:
-    """All of them."""
+    """Return all rows."""
     total = sum(INTERRUPTIONS.values())
     gpu = sum(INTERRUPTIONS[kind] for kind in (
         "faulty GPU", "GPU HBM3 memory", "GPU SRAM memory", "GPU system processor",

@@ -47,7 +47,7 @@ class MeasuredStep(NamedTuple):
 
 @cache
 def measured_steps() -> list[MeasuredStep]:
-    """All rows."""
+    """Return all rows."""
     text = resources.files("dtlab.published").joinpath("fsdp.csv").read_text("utf-8")
     rows = []
     for row in csv.DictReader(text.splitlines()):

@@ -50,7 +50,7 @@ class MeasuredLayout(NamedTuple):
 
 @cache
 def measured_layouts() -> list[MeasuredLayout]:
-    """All rows."""
+    """Return all rows."""
     text = resources.files("dtlab.published").joinpath("layouts.csv").read_text("utf-8")
     rows = []
     for row in csv.DictReader(text.splitlines()):
@@ -67,8 +67,8 @@ def measured_layouts() -> list[MeasuredLayout]:
 
 @cache
 def cluster_of(gpus: int) -> Topology:
-    """As the source measured it: an all-gather of 256 MB reaches 250 GB/s on one server; on 2, 4, 8
-    and 64 it falls to 185, 119, 69 and 11, as a ring does on cards of 50 GB/s that take 50 µs."""
+    """The measured cluster: an all-gather of 256 MB reaches 250 GB/s on one server; on 2, 4, 8 and
+    64 it falls to 185, 119, 69 and 11, as a ring does on cards of 50 GB/s that take 50 µs."""
     server = nvswitch(8, bandwidth_Bps=250e9)
     return server if gpus == 8 else compose(server, uniform(gpus // 8, 50e-6, 400e9), nic_Bps=50e9)
 

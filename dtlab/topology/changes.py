@@ -71,7 +71,7 @@ def with_traffic(topology: Topology, src: int, dst: int, rate_Bps: float, *, sta
 
 def _rebuilt(topology: Topology, changed: int, bandwidth_Bps: float | None,
              latency_s: float | None) -> Topology:
-    """`topology` with link number `changed` as if it had been built so."""
+    """Return `topology` with link number `changed` as if it had been built so."""
     capacity_Bps = list(topology.capacity_Bps)
     graph, edge = topology.graph(), topology.ends(changed)
     slower_s = 0.0

@@ -19,7 +19,7 @@ STEPS = 200_000  # of the search, by default: about a second
 
 def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | None = None,
                          steps: int = STEPS) -> list[list[int]]:
-    """`count` rings over all ranks that can carry messages at the same time, each at full speed.
+    """Find `count` rings over all ranks that can carry messages together, each at full speed.
 
     Each ring lists every rank once, beginning with 0, and closes: from each to the next, and from
     the last to the first, leads a direct link. A link is made of wires, and each ring takes one of
@@ -150,8 +150,8 @@ class Search:
             ahead.append(self._choices(following, visited))
 
     def _choices(self, rank: int, visited: set[int]) -> Iterator[int]:
-        """Where to go on from `rank`: over the thickest link; then where fewest ways lead on, for
-        a rank that is left out now is hard to reach later (Warnsdorff's rule)."""
+        """Return where to go on from `rank`: over the thickest link; then where fewest ways lead
+        on, for a rank that is left out now is hard to reach later (Warnsdorff's rule)."""
         self._steps -= 1
         if self._steps < 0:
             raise _OutOfSteps

@@ -305,7 +305,7 @@ def _position(node: Node) -> tuple[bool, Any]:
 
 
 def _quoted(node: Node) -> str:
-    """As YAML reads it back: plain where that is safe."""
+    """Write `node` as YAML reads it back: plain where that is safe."""
     plain = isinstance(node, int) or node.isidentifier()
     return str(node) if plain else json.dumps(node, ensure_ascii=False)
 

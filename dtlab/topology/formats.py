@@ -88,8 +88,8 @@ def _finished(graph: nx.DiGraph, path: Path, name: str, ignored: Iterable[str],
 
 
 def _paths_of_a_box(graph: nx.DiGraph, nvlinks: nx.DiGraph) -> Callable[[int, int], list[Node]]:
-    """Over NVLinks where two lead there: past the NVSwitch, or a GPU, as NCCL goes (its path type
-    NVB). Else over PCIe alone, for the hardware forwards nothing between the two."""
+    """Return paths: over NVLinks where two lead there, past the NVSwitch, or a GPU, as NCCL goes
+    (its path type NVB). Else over PCIe alone, for the hardware forwards nothing between the two."""
     below = graph.copy()
     below.remove_edges_from(nvlinks.edges)
     over_nvlink, over_pcie = ShortestPaths(nvlinks), ShortestPaths(below)

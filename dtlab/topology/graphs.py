@@ -106,7 +106,7 @@ class ShortestPaths:
         return nodes
 
     def _towards(self, dst: Node) -> dict[Node, list[Node]]:
-        """For each node that can reach `dst`: its neighbours that lie on the shortest paths.
+        """Return for each node that can reach `dst` its neighbours on the shortest paths.
 
         Breadth first, backwards: when a node's turn comes, all nodes one link nearer to `dst` know
         their latencies.

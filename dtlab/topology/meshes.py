@@ -144,5 +144,5 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
 
 
 def _on_circle(turn: float, radius: float) -> tuple[float, float]:
-    """Where a node stands in a picture: `turn` of the way round, clockwise from the top."""
+    """Return where a node stands in a picture: `turn` of the way round, clockwise from the top."""
     return radius * math.sin(2 * math.pi * turn), radius * math.cos(2 * math.pi * turn)

@@ -168,7 +168,7 @@ def check_ratio(oversubscription: float) -> None:
 
 
 def _add_host(graph: nx.DiGraph, host: int, gpus: int) -> None:
-    """A host that is a rank itself, or a PCIe switch with its GPUs, not joined to it yet."""
+    """Add a host that is a rank itself, or a PCIe switch with its GPUs, not joined to it yet."""
     if gpus == 1:
         graph.add_node(host, kind="host", host=host)
         return

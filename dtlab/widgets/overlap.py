@@ -27,7 +27,7 @@ BUCKETS = [k for k in range(1, LAYERS + 1) if LAYERS % k == 0]
 
 def train_step(comm: Comm, strategy: str, buckets: int, forward_s: float = 100e-6,
                device: str = "meta") -> None:
-    """Forward and backward of `LAYERS` linear layers, whose gradients leave in `buckets`.
+    """Run forward and backward of `LAYERS` linear layers, whose gradients leave in `buckets`.
 
     In the simulator a layer takes `forward_s` forward and twice that backward. device: "meta" is
     without data, "cpu" computes.

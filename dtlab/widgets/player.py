@@ -76,11 +76,11 @@ class Player(anywidget.AnyWidget):
         """The moment that is shown, as a matplotlib figure."""
 
     def forward(self) -> None:
-        """One moment forward, unless at the end."""
+        """Go one moment forward, unless at the end."""
         self.at = min(self.at + 1, len(self.show["moments"]) - 1)
 
     def back(self) -> None:
-        """One moment back, unless at the start."""
+        """Go one moment back, unless at the start."""
         self.at = max(self.at - 1, 0)
 
     def choose(self, **values: Any) -> None:

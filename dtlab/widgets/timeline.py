@@ -79,7 +79,7 @@ def _short(seconds: float) -> float:
 
 
 def _doing(bars: list[Bar], at_s: float, ranks: set[int]) -> str:
-    """In words: what each rank does at `at_s`."""
+    """Say what each rank does at `at_s`."""
     now = [bar for bar in bars if bar.start_s <= at_s < bar.end_s]
     told = []
     for rank in sorted(ranks)[:MOST_TOLD]:

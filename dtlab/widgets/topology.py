@@ -152,7 +152,7 @@ def _moment(history: LinkHistory, at_s: float, title: str) -> Json:
 
 
 def _at(place: Any) -> list[float]:
-    """From inches from the lower left corner to the drawing's pixels."""
+    """Convert inches from the lower left corner to the drawing's pixels."""
     x, y = place
     return [round(float(x) * PX + LEFT_PX, 1), round(float(HIGH_IN - y) * PX + TOP_PX, 1)]
 
