@@ -40,14 +40,14 @@ def double_tree(
     coming = []
     for (tree, s), part in parts.items():
         for child in trees[tree].children(me):
-            inbox = torch.empty_like(part)
-            coming.append((trees[tree].moment(child, UP, s), tree, s, child, inbox))
+            coming.append((trees[tree].moment(child, UP, s), tree, s, child, part))
         parent = trees[tree].parent(me)
         if parent is not None:
             coming.append((trees[tree].moment(parent, DOWN, s), tree, s, parent, part))
     arriving: dict[tuple[int, int, int], tuple[Work, torch.Tensor]] = {}
-    for _, tree, s, rank, into in sorted(coming, key=lambda row: row[:3]):
-        arriving[tree, s, rank] = comm.irecv(into, rank), into
+    for _, tree, s, rank, part in sorted(coming, key=lambda row: row[:3]):
+        inbox = torch.empty_like(part)
+        arriving[tree, s, rank] = comm.irecv(inbox, rank), inbox
 
     tasks = sorted((trees[tree].moment(me, way, s), tree, s)
                    for tree, s in parts for way in (UP, DOWN))
@@ -62,7 +62,9 @@ def double_tree(
             sending += [comm.isend(part, parent)] if parent is not None else []
         else:
             if parent is not None:
-                arriving[tree, s, parent][0].wait()
+                work, total = arriving[tree, s, parent]
+                work.wait()
+                part.copy_(total)
             sending += [comm.isend(part, child) for child in children]
     for work in sending:
         work.wait()
