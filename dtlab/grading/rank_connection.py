@@ -13,8 +13,11 @@ import os
 import queue
 import sys
 import threading
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from dtlab import errors
 from dtlab.grading.frames import Blob, ConnectionClosed, Frame, FrameSocket, decode, encode
@@ -32,9 +35,10 @@ class RankConnection:
         self.sock = sock
         self.meter: Meter | None = None
         self.numbers = itertools.count(1)  # of works
-        # By numbers of works that were not waited for, outside of collectives: Send or Recv, a
-        # reference to the tensor (for what is sent has been copied, and need not be kept), peer.
-        self.under_way: dict[int, tuple[Any, ...]] = {}
+        # The memory of works that were not waited for, by their numbers; and a reference to the
+        # tensor, as what is sent has been copied, and need not be kept.
+        self.under_way: dict[int, tuple[tuple[int, int, bool],
+                                             weakref.ref[torch.Tensor]]] = {}
         self._streams: list[StreamRequests] = []  # the first: the rank itself
         self._calls: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()

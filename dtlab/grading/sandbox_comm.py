@@ -20,7 +20,7 @@ from dtlab.grading.frames import Blob, Frame, dtype_name, tensor_bytes, tensor_f
 from dtlab.grading.learner_errors import describe_error, learner_place
 from dtlab.grading.rank_connection import RankConnection, StreamRequests
 from dtlab.machine import Machine
-from dtlab.ranks.matching import check_overlap
+from dtlab.ranks.overlap import Extent, check_overlap, extent_of
 from dtlab.reduction import check_receives
 
 
@@ -124,15 +124,16 @@ class SandboxComm(Comm):
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         under_way = self._connection.under_way
-        check_overlap(self, ops, [op(x(), peer) for op, x, peer in under_way.values()])
+        check_overlap(self, ops, [Extent(*place, x) for place, ref in under_way.values()
+                                  if (x := ref()) is not None])
         requests = self._connection.current()
         works = [SandboxWork(self._connection, next(self._connection.numbers),
                              op.x if isinstance(op, Recv) else None) for op in ops]
         with requests.paused_meter():
             self._post(requests, ops, [work.number for work in works])
-            under_way.update((work.number, (type(op), weakref.ref(op.x), op[1]))
-                             for work, op in zip(works, ops, strict=True)
-                             if isinstance(op.x, torch.Tensor) and not self.in_collective)
+            for work, op in zip(works, ops, strict=True):
+                if not self.in_collective and (extent := extent_of(op.x, isinstance(op, Recv))):
+                    under_way[work.number] = extent[:3], weakref.ref(op.x)
         return list[Work](works)
 
     def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:

@@ -29,7 +29,8 @@ from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.survivors import survivors_key
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
-from dtlab.ranks.matching import check_overlap, check_sources, describe
+from dtlab.ranks.matching import check_sources, describe
+from dtlab.ranks.overlap import check_overlap
 from dtlab.reduction import check_receives, combine_, not_dense
 from dtlab.tracebacks import calling_place
 
@@ -310,8 +311,7 @@ class ProcessComm(Comm):
         hidden = self._hidden[0].labelled(self.label or "split")
         if self.rank:
             hidden.send(value, 0)
-            values: list[Any] = hidden.recv_object(0)
-            return values
+            return list(hidden.recv_object(0))
         values = [value] + [hidden.recv_object(peer) for peer in range(1, self.size)]
         for peer in range(1, self.size):
             hidden.send(values, peer)

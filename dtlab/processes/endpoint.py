@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from dtlab.comm import Recv, Send, Work
+from dtlab.comm import Work
 from dtlab.errors import RankDied, RunTimeout, UnwaitedWork
 from dtlab.processes.connections import Connections
 from dtlab.processes.match_check import ContextCheck
@@ -22,6 +22,7 @@ from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore, gone_key
 from dtlab.processes.survivors import meet, survivors_key
 from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
+from dtlab.ranks.overlap import Extent
 from dtlab.tracebacks import Place, place_text
 
 AnyWork = TypeVar("AnyWork", bound=Work)
@@ -92,10 +93,9 @@ class Endpoint:
         self.posted[work] = place
         return work
 
-    def under_way(self) -> list[Send | Recv]:
-        """Return the messages outside of collectives that this rank has posted, not waited for."""
-        return [(Send if m.sends else Recv)(m.x, m.peer)
-                for m in [work.message for work in [*self.posted] if not work.inside]]
+    def under_way(self) -> list[Extent]:
+        """Return what this rank has posted outside of collectives and not waited for."""
+        return [work.extent for work in [*self.posted] if work.extent]
 
     def begun_at(self, work: AnyWork, place: Place) -> AnyWork:
         """`work` is a function that must be waited for; place: that began it. Returns it."""

@@ -9,6 +9,7 @@ from dtlab.comm import Work
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.message import Message
 from dtlab.processes.transport import WatchedHandle
+from dtlab.ranks.overlap import extent_of
 
 
 class PostedMessage(Work):
@@ -17,7 +18,8 @@ class PostedMessage(Work):
 
     def __init__(self, end: Endpoint, message: Message, finish: Callable[[list[Message]], None],
                  inside: bool):
-        self._end, self.message, self._finish, self.inside = end, message, finish, inside
+        self._end, self.message, self._finish = end, message, finish
+        self.extent = None if inside else extent_of(message.x, not message.sends)
 
     def wait(self) -> int:
         """As in `Work`."""

@@ -16,7 +16,8 @@ from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
 from dtlab.machine import Machine
-from dtlab.ranks.matching import check_match, check_overlap, check_sources, describe
+from dtlab.ranks.matching import check_match, check_sources, describe
+from dtlab.ranks.overlap import check_overlap, extent_of
 from dtlab.reduction import check_receives, not_dense
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
@@ -62,8 +63,8 @@ class SimComm(Comm):
                                        describe(op[0], self.label) if op[1] is None else None))
             else:
                 raise no_operation(self.rank, op)
-            if not self.in_collective:
-                posted[works[-1]] = op
+            if not self.in_collective and (extent := extent_of(op[0], op.__class__ is Recv)):
+                posted[works[-1]] = extent
         return works
 
     # The next four are as in Comm, without the works, of which nothing is seen outside.

@@ -20,8 +20,8 @@ from typing import Any, Self
 import greenlet
 import torch
 
-from dtlab.comm import Recv, Send
 from dtlab.errors import ConfigError
+from dtlab.ranks.overlap import Extent
 from dtlab.simulator.lines import Line
 from dtlab.simulator.process_state import ProcessState
 
@@ -73,7 +73,7 @@ class Strand(ABC):
         self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
         self.waits_for: list[Any] | tuple[Any, ...] | str = ()
-        self.posted: dict[Any, Send | Recv] = {}  # outside of collectives, not waited for
+        self.posted: dict[Any, Extent] = {}  # outside of collectives, not waited for
         self.awaits: object = None  # the message or function that wakes it
         self.any_of: Sequence[object] = ()  # or any of these does
         self.idle_since_s = 0.0  # when it last worked: since then, it only waited

@@ -191,6 +191,22 @@ def test_what_wait_any_returns_is_waited_for_unless_it_failed():
     assert outcome_of(fails).failure.error == "ZeroDivisionError"
 
 
+def received_into_what_has_not_left(comm, x):
+    peer = comm.rank ^ 1
+    for _ in range(2):  # what was waited for, or is gone, is free
+        sent = comm.isend(x.clone(), peer)
+        comm.recv(x, peer)
+        sent.wait()
+    work = comm.isend(x, peer)
+    comm.recv(x[1:], peer)
+    work.wait()
+
+
+def test_a_receive_into_what_has_not_left_yet_is_refused():
+    failure = outcome_of(received_into_what_has_not_left, 2).failure
+    assert "receives into the tensor that it is sending" in str(failure)
+
+
 def test_a_cancelled_receive_still_takes_its_message():
     def cancels(comm, x):
         if comm.rank == 1:
