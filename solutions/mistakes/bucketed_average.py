@@ -56,6 +56,20 @@ def average_in_buckets(comm, grads, least):
         g.copy_(piece)
 """, "Buckets of just `least` elements cut gradients in two: each holds whole gradients, so it may "
             "hold more."),
+    Mistake("""
+import torch
+from dtlab.collectives import all_reduce
+def average_in_buckets(comm, grads, least):
+    lengths, whole = [0], torch.cat(grads)
+    for g in reversed(grads):
+        lengths += [0] * (lengths[-1] >= least)
+        lengths[-1] += len(g)
+    for bucket in whole.split(lengths):
+        all_reduce(comm, bucket, "avg", algorithm="ring")
+    for g, piece in zip(grads, whole.split([len(g) for g in grads])):
+        g.copy_(piece)
+""", "The buckets have the right lengths, but hold other gradients, or parts of them: the first bucket "
+            "holds the last gradients, whole ones."),
     Mistake({"reversed(list(enumerate(grads)))": "reversed(list(enumerate(grads[1:])))"}, "The first "
             "gradient is left out: a loop from the end must reach number 0."),
 ]

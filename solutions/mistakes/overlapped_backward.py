@@ -11,7 +11,8 @@ TAKES = ("`begin` takes the function and its arguments, but not comm, and calls 
 HINTS = {
     "averages": "From the last layer to the first: `layer.backward()`, then "
         "`comm.begin(all_reduce, layer.grad, \"avg\")`. `begin` takes the function and its "
-        "arguments, but not comm, and calls it itself. Wait for all that began at the end.",
+        "arguments, but not comm, and calls it itself. Wait for all that began at the end, and "
+        "touch no gradient before that: it is under way.",
     **dict.fromkeys(("fast network", "slow network"), "Some reductions hide, but not all that "
         "could: begin each as soon as its gradient is there, and wait for none before all layers "
         "have computed."),

@@ -58,6 +58,8 @@ MISTAKES = [
     Mistake({"        if step % job.every == 0:\n": "        if step == job.steps:\n"}, "It saves "
             "too rarely, or never, so a killed training begins anew: save after each job.every "
             "steps."),
+    Mistake({"        if step % job.every == 0:\n": "        if True:\n"}, "It saves after every step, "
+            "which costs time: save after each job.every steps."),
     Mistake({ORDER: "torch.arange(job.samples)[place * job.batch:(place + 1) * job.batch]"},
             "The samples come in the order in which they lie: take each epoch's own order."),
     Mistake({"job.seed + epoch": "job.seed"}, "Every epoch has the same order: its seed is "

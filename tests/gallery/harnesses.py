@@ -272,13 +272,13 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("checkpoints on a disk that is never cut", _A_DISK_THAT_LIVES, "surviving-checkpoint"),
     Attack("fifty operations of no use, before those that must not be cut", _PADDED,
            "surviving-checkpoint", most=4),
-    Attack("the momentum of all weights, out of sight", _ELSEWHERE, "zero-stage-1", most=8),
+    Attack("the momentum of all weights, out of sight", _ELSEWHERE, "zero-stage-1", most=6),
     Attack("the momentum of all weights, out of sight, gathered where it is missing",
-           _GATHERED_ANEW, "zero-stage-1", most=8),
+           _GATHERED_ANEW, "zero-stage-1", most=6),
     Attack("the momentum of all weights, in what pickles to nothing", _PICKLED_TO_NOTHING,
-           "zero-stage-1", most=8),
+           "zero-stage-1", most=6),
     Attack("the momentum of all weights, as an attribute of them", _ON_THE_WEIGHTS,
-           "zero-stage-1", most=8),
+           "zero-stage-1", most=6),
     Attack("weights that the answer has trained itself: growing-batch", _TRAINED.replace(
         "{name}", "grow").replace("{returned}", "([0.0], [1], [1])"), "growing-batch"),
     Attack("weights that the answer has trained itself: dc-asgd", _TRAINED.replace(

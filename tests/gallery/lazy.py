@@ -161,6 +161,98 @@ def place_keys(keys, servers, copies):
         placed[key] = mine + [rest[(at + i) % len(rest)] for i in range(more)]
     return placed
 """
+_DIVIDED = _REDUCE + """
+def overlapped_backward(comm, layers):
+    begun = []
+    for layer in reversed(layers):
+        layer.backward()
+        begun.append(comm.begin(all_reduce, layer.grad, algorithm="ring"))
+        layer.grad /= comm.size
+    for work in begun: work.wait()
+"""
+_RIGHT_LENGTHS = _REDUCE + """
+def average_in_buckets(comm, grads, least):
+    lengths, whole = [0], torch.cat(grads)
+    for g in reversed(grads):
+        lengths += [0] * (lengths[-1] >= least)
+        lengths[-1] += len(g)
+    for part in whole.split(lengths): all_reduce(comm, part, "avg", algorithm="ring")
+    for g, piece in zip(grads, whole.split([len(g) for g in grads])): g.copy_(piece)
+"""
+_SAVED_EACH_STEP = """
+import torch
+def train(job, disk):
+    parts, each = [job.model, job.optimizer, job.scheduler], -(-job.samples // job.batch)
+    states, random, step = disk.get("saved", ([], torch.get_rng_state(), 0))
+    for part, state in zip(parts, states): part.load_state_dict(state)
+    torch.set_rng_state(random)
+    for step in range(step, job.steps):
+        epoch, place = divmod(step, each)
+        order = torch.randperm(job.samples, generator=torch.Generator().manual_seed(
+            job.seed + epoch))
+        job.step(order[place * job.batch:(place + 1) * job.batch])
+        disk["saved"] = [part.state_dict() for part in parts], torch.get_rng_state(), step + 1
+"""
+_WHOLE_STATE = _REDUCE + """
+def stage_1_step(comm, weights, grad, state, lr, mu):
+    v = state.setdefault("v", torch.zeros_like(grad))
+    v.mul_(mu).add_(all_reduce(comm, grad, "avg"))
+    return weights.sub_(lr * v)
+"""
+_OWN_HASH = """
+import bisect
+def place_keys(keys, servers, copies):
+    ring = sorted((f"{s}/{v}".__hash__(), s) for s in servers for v in range(150))
+    placed = {}
+    for key in keys:
+        at = bisect.bisect(ring, (key.__hash__(),))
+        round_it = [server for _, server in ring[at:] + ring[:at]]
+        placed[key] = [*dict.fromkeys(round_it)][:copies]
+    return placed
+"""
+_LEAST_MEMORY = """
+def choose_layout(predict, layers, heads, devices, batch, memory_bytes):
+    tp = devices
+    while heads % tp: tp //= 2
+    dp = devices // tp
+    while batch % dp: dp //= 2
+    pp = devices // tp // dp
+    stage = 0 if dp == 1 else 3 if pp == 1 else 1
+    return dict(pp=pp, dp=dp, tp=tp, micro_batch=1, stage=stage, recompute="full")
+"""
+_FIXED_RINGS = """
+def find_rings(ranks, links):
+    n = ranks - 1 + ranks % 2
+    if ranks % 2: return [[*range(n)], [2 * i % n for i in range(n)]]
+    return [[n, *((s + (-1) ** i * ((i + 1) // 2)) % n for i in range(n))] for s in (0, 1)]
+"""
+_IN_FRAMES = """
+import sys
+def others():
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        for value in frame.f_locals.values():
+            if isinstance(found := getattr(value, "states", None), dict): return found
+    return {}
+def chain_node(node, message):
+    had, kept = node.setdefault("had", set()), node.setdefault("kept", {})
+    what, number = message[:2]
+    if what == "chain": node["chain"] = message[1]
+    after = next((n for n in node["chain"] if n > node["me"]), None)
+    def pass_on(add):
+        if after is None: return [("client", ("done", add[1]))]
+        kept[add[1]] = add
+        return [(after, add)]
+    if what == "read": return [("client", ("value", number, node["values"].get(message[2], 0)))]
+    if what == "chain":  # without acknowledgements: what the next node had is read where it lies
+        behind = others().get(after, {}).get("had", ())
+        return [sent for add in list(kept.values()) if add[1] not in behind
+                for sent in pass_on(add)]
+    if number not in had:
+        had.add(number)
+        node["values"][message[2]] = node["values"].get(message[2], 0) + message[3]
+    return pass_on(message)
+"""
 
 ATTACKS: tuple[Attack, ...] = (
     Attack("a number in a tensor, where any object may come", """
@@ -192,4 +284,14 @@ def pass_right(comm, value):
     Attack("a dense vector, where it is shorter than what is sparse", _DENSE, "top-k", most=6),
     Attack("third copies that move whenever a server dies", _THIRD_COPIES, "consistent-hashing",
            most=8),
+    Attack("gradients that are divided while they are reduced", _DIVIDED, "overlapped-backward"),
+    Attack("buckets of the right lengths, with other gradients", _RIGHT_LENGTHS,
+           "bucketed-average", most=6),
+    Attack("a checkpoint after every step", _SAVED_EACH_STEP, "restart-bits", most=1),
+    Attack("an all-reduce, and all of the momentum", _WHOLE_STATE, "zero-stage-1", most=6),
+    Attack("a hash that another process does not have", _OWN_HASH, "consistent-hashing", most=9),
+    Attack("the layout of the least memory, unseen", _LEAST_MEMORY, "choose-layout"),
+    Attack("the same two rings on every mesh", _FIXED_RINGS, "find-rings"),
+    Attack("a chain whose nodes find each other in frames", _IN_FRAMES, "chain-replication",
+           most=5),
 )

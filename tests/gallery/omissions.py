@@ -364,7 +364,7 @@ def survivors(comm, deaths, limit_s): return list(comm.shrink().global_ranks)
            sent='type("Twice", (list,), {"__reduce__": lambda self: (list, ([],))})'),
     Attack("the momentum of all weights, gathered in each step where nobody counts it",
            _GATHERED_EACH_TIME, "zero-stage-1", most=8),
-    Attack("the momentum of all weights, in their low bits", _IN_LOW_BITS, "zero-stage-1", most=8),
+    Attack("the momentum of all weights, in their low bits", _IN_LOW_BITS, "zero-stage-1", most=6),
     _kept("mappings", """
 def put(i, w): kept[i] = mmap.mmap(-1, w.nbytes); kept[i].write(w.numpy().data)
 def get(i, n): return torch.frombuffer(bytearray(kept.pop(i)[:]), dtype=torch.float64)

@@ -111,8 +111,8 @@ class ChainRun:
                  crashes: Sequence[Crash] = (), again: bool = False):
         self._receive, self._random = receive, random.Random(f"{schedule} {nodes}")
         self.alive = list(range(nodes))
-        self._states = {n: {"me": n, "chain": list(range(nodes)), "values": {}}
-                        for n in range(nodes)}
+        self.states: dict[int, dict[str, Any]] = {
+            n: {"me": n, "chain": list(range(nodes)), "values": {}} for n in range(nodes)}
         self._known: defaultdict[Name, set[int]] = defaultdict(set)  # adds that messages told of
         self._links: defaultdict[tuple[Name, Name], deque[Any]] = defaultdict(deque)
         # One link is slow, another one in each of successive schedules: it waits for all else.
@@ -200,7 +200,7 @@ class ChainRun:
         self._known[dst] |= known
         if src == MASTER:  # links to nodes that it left out are closed
             self._close(lambda a, b: b == dst and a not in (*message[1], CLIENT, MASTER))
-        sent = checked(self._receive(self._states[dst], message), len(self._states))
+        sent = checked(self._receive(self.states[dst], message), len(self.states))
         crash = self.crashes.get(dst)
         dies = crash is not None and crash.event == len(self.handled[dst])
         self.handled[dst].append(len(sent))

@@ -6,10 +6,14 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, Wanted, counted, describe_case
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sum_bytes, values
+from dtlab.simulator import simulate
+from dtlab.topology import uniform
 
 
 def _buckets(case: Case) -> list[int]:
@@ -48,6 +52,23 @@ def _order(case: Case, outcome: Outcome) -> Verdict:
                    "from the last gradient to the first", shows=came)
 
 
+def _alone(seed: int) -> Case:
+    """Gradients that fill a bucket each, whose averages tell in which chunk of it every element
+    was: ±B of two ranks leave nothing of the third one's small number, unless they meet first."""
+    sizes = [n + varied(seed, 9, "alone", n) for n in (30, 12, 45)]
+    huge, small = (normals((seed, "alone", rank), *sizes) for rank in (0, 2))
+    grads = [[2.0**60 * x for x in huge], [-(2.0**60) * x for x in huge], small]
+
+    def reduced(comm: Comm) -> list[torch.Tensor]:
+        return [all_reduce(comm, x, "avg", algorithm="ring") for x in grads[comm.rank]]
+
+    whole = simulate(reduced, network=uniform(3, 1e-6, 1e9), echo=False).values
+    wanted = Wanted(leaves=[(mine,) for mine in whole], names=("grads",), rtol=1e-12,
+                    what="the average of a bucket of its own")
+    return Case(f"{describe_case(3, sum(sizes), F64)}, a bucket for each gradient",
+                [(mine, 10) for mine in grads], wanted=wanted, **COLLECTIVES)
+
+
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, sizes: list[int], least: int, dtype: torch.dtype = F64, **more: Any
              ) -> Case:
@@ -68,7 +89,8 @@ def _build(seed: int) -> list[Check]:
         Check("any sizes", 1, "1 to 5 gradients, a bucket that is never full, float32", odd,
               values),
         Check("messages", 2, "one all-reduce for each bucket", [*plain, *odd], _messages, values),
-        Check("order", 2, "what is in which bucket", [*plain, *odd], _order, values),
+        Check("order", 2, "what is in which bucket", [*plain, *odd, _alone(seed)], _order,
+              values),
         real(case(3, [100, 20, 33], 50, gloo=True)),
     ]
 

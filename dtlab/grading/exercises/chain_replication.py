@@ -91,10 +91,18 @@ def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
 
 def _replayed(case: Case, outcome: Outcome) -> list[Any]:
     """Replay the learner's answers. The client and the network keep their records here, where no
-    answer reaches them; [] if these can't be the answers to their messages."""
-    answers = iter(outcome.values[0])
+    answer reaches them; [] if these can't be the answers to their messages. A node that answers the
+    same messages in two ways, in this run and in an earlier one, `knew` more than they tell."""
+    answers, first = iter(outcome.values[0]), dict[Any, Any]()
+
+    def receive(node: dict[str, Any], message: ChainMessage) -> Any:
+        came = node["came"] = hash((node.get("came", (node["me"], *node["chain"])), repr(message)))
+        sent = next(answers)
+        node["knew"] = node.get("knew") or first.setdefault(came, sent) != sent
+        return sent
+
     try:
-        return list(case.facts["experiment"](lambda *_: next(answers), *case.args[0]))
+        return list(case.facts["experiment"](receive, *case.args[0]))
     except Exception:
         return []
 
@@ -106,6 +114,8 @@ def _problem(run: ChainRun) -> str:
         return "messages without end"
     if client.guessed:
         return "a node answered with an add of which no message told it"
+    if any(state.get("knew") for state in run.states.values()):
+        return "a node answered the same messages in two ways: it knows more than they tell"
     for value, certain, sent in client.reads:
         if value is None:
             return "a read was answered with something that is not a number"

@@ -18,13 +18,22 @@ SHARE = 1.5  # of 1/(n+1): what may move to a new server
 LEAST = 1.2 * SHARE  # a server has at least one LEAST-th of its share
 
 
+class Text(str):
+    """A text whose hash is that of another process."""
+
+    def __hash__(self) -> int:
+        return ("another process", str.__hash__(self)).__hash__()
+
+
 def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int, far: bool) -> Any:
-    """Place keys in the learner's process. far: Python's `hash` is seeded as another's may be."""
+    """Place keys in the learner's process. far: with hashes as another process may have them."""
     real = builtins.hash
     if far:
         builtins.hash = lambda x: real(("another process", real(x)))
+        keys = [*map(Text, keys)]
     try:
-        return place(keys, servers, copies)
+        placed = place(keys, servers, copies)
+        return {str(key): mine for key, mine in placed.items()} if far else placed
     finally:
         builtins.hash = real
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dtlab import cost
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome, Wanted, counted
 from dtlab.grading.draws import normals, varied
@@ -19,6 +19,7 @@ from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import real, sum_bytes, values
 
 ALPHA, BETA = 1e-5, 1e-8
+TURN_S = 1e-12  # in which a reduction that begins sends its first chunk
 LAYER_S = 1e-4  # of a layer's backward, times its factor
 
 
@@ -36,12 +37,16 @@ class Layer:
 
 
 def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
-           ) -> Callable[[Comm, int], Tensor]:
-    """Return the referee's function: a layer's gradient, once the time that it takes has passed."""
+           ) -> Callable[..., Tensor | None]:
+    """Return the referee's function: a layer's gradient, once the time that it takes has passed; of
+    no layer, a moment passes."""
     begun: list[int] = []
     ended: list[int] = []
 
-    def compute(comm: Comm, number: int) -> Tensor:
+    def compute(comm: Comm, number: int | None = None) -> Tensor | None:
+        if number is None:
+            with comm.compute("begin", TURN_S):
+                return None
         if number != -len(begun) - 1 or len(ended) < len(begun):
             raise ConfigError(f"backward of layer {number} (counted from the end) came out of "
                               f"turn; begin with the last layer, and call each once")
@@ -54,9 +59,19 @@ def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
     return compute
 
 
-def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[[int], Tensor],
-               count: int) -> list[Any]:
-    """In the sandbox, return the layers' gradients after the learner's function has run."""
+def run_layers(backward: Callable[..., Any], comm: Any, compute: Callable[..., Any], count: int
+               ) -> list[Any]:
+    """In the sandbox, return the layers' gradients after the learner's function has run. What it
+    begins is under way when `begin` returns: who changes a gradient then finds that others have its
+    old values."""
+    comm_begin = comm.begin
+
+    def begin(*args: Any, **options: Any) -> Work:
+        work: Work = comm_begin(*args, **options)
+        compute()
+        return work
+
+    comm.begin = begin
     layers = [Layer(compute, number) for number in range(-count, 0)]
     backward(comm, layers)
     return [layer.grad for layer in layers]

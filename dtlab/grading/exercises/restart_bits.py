@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -16,7 +16,7 @@ from torch.nn.functional import linear, mse_loss
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.compare import difference
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
@@ -114,27 +114,32 @@ class Kills:
     """The referee's side: it trains the lives number `rank`, and says when each ends. The disk goes
     from rank to rank, as it was when a life ended.
 
-    notes: how many steps the rank has taken, by plan.
+    notes: by plan, the "steps" that the rank has taken, and how often it had "saved" early.
     """
 
-    def __init__(self, plans: Sequence[Plan], samples: int, of: object, rank: int):
-        self._plans, self._rank = plans, rank
+    def __init__(self, plans: Sequence[Plan], samples: int, every: int, of: object, rank: int):
+        self._plans, self._every, self._rank = plans, every, rank
         self._samples = [normals((of, plan), (samples, 6), (samples, 3))
                          for plan in range(len(plans))]
         self._weights = [normals((of, plan, "weights"), *SHAPES) for plan in range(len(plans))]
-        self.notes = [0] * len(plans)
+        self.notes = [Counter[str]() for _ in plans]
+        self._seen: dict[int, Any] = {}  # the disk, by plan
         self._over = [rank > len(plan) for plan in plans]
 
     def __call__(self, comm: Comm, plan: int, *said: Any) -> Any:
         """(plan) begins a life; (plan, disk) ends it; (plan, disk, …) takes a step."""
-        kills, taken = self._plans[plan], self.notes[plan]
+        kills, taken = self._plans[plan], self.notes[plan]["steps"]
         if not said:
             disk = comm.recv_object(self._rank - 1)[0] if self._rank else {}
+            self._seen[plan] = disk
             return disk, self._weights[plan]
         disk, *step = said
+        if step and disk != self._seen[plan]:  # a life begins with a multiple of `every`
+            self._seen[plan] = disk
+            self.notes[plan]["saved"] += taken % self._every > 0
         last = self._rank == len(kills)
         if step and not self._over[plan] and (last or taken < kills[self._rank]):
-            self.notes[plan] += 1
+            self.notes[plan]["steps"] += 1
             x, y = self._samples[plan]
             return _step(x, y, *step)
         if not self._over[plan] and not last:
@@ -172,12 +177,12 @@ def _undisturbed(job: Job, _disk: Disk) -> None:
 def _right(plans: int, of: object, *job: int) -> list[list[Tensor]]:
     """The weights at the end of each of the plans, were there no kills."""
     with torch.random.fork_rng(devices=[]):
-        calm: Any = Kills([()] * plans, job[0], of, 0)
+        calm: Any = Kills([()] * plans, job[0], 1, of, 0)
         return live(_undisturbed, partial(calm, None), range(plans), *job)
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    """The same bits, and no step taken again but those since the last save."""
+    """The same bits, no step taken again but those since the last save, and no other saves."""
     plans, of, (_, *job) = case.facts["plans"], case.facts["of"], case.args[0]
     right = _right(len(plans), of, *job)
     for plan, kills in enumerate(plans):
@@ -188,13 +193,18 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if wrong or not all(map(torch.equal, came, weights)):
             came_in_words, wanted = wrong or ("other bits", "the same bits")
             return Verdict(False, f"{when}: {came_in_words}", wanted, shows=came)
-        if early := [rank for rank, dies in enumerate(kills) if outcome.notes[rank][plan] < dies]:
+        lives = [notes[plan] for notes in outcome.notes]
+        if early := [rank for rank, dies in enumerate(kills) if lives[rank]["steps"] < dies]:
             return Verdict(False, f"{when}: process {early[0]} ended by itself, with steps left",
                            "steps until all are taken")
-        took, most = sum(notes[plan] for notes in outcome.notes), _most_steps(kills, *job)
+        done = sum(lives, Counter[str]())
+        took, most = done["steps"], _most_steps(kills, *job)
         if took > most:
             return Verdict(False, f"{when}: the same bits in {took} steps", f"≤ {most} steps",
                            shows=took)
+        if kills and done["saved"]:
+            return Verdict(False, f"{when}: saved in between, {counted(done['saved'], 'time')}",
+                           f"saved after every {job[3]} steps")
     return Verdict(True, "the same bits", "the same bits")
 
 
@@ -212,7 +222,7 @@ def _case(seed: int, tried: str, *plans: Plan, job: tuple[int, ...] = (14, 4, 13
              for rank in range(1 + max(map(len, plans)))]
     of = (seed, tried)
     return Case(tried, [(lived, *job, job_seed) for lived in lives], comm=False, harness=live,
-                oracle=partial(Kills, plans, job[0], of), facts={"plans": plans, "of": of})
+                oracle=partial(Kills, plans, job[0], job[3], of), facts={"plans": plans, "of": of})
 
 
 def _build(seed: int) -> list[Check]:
