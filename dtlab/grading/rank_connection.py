@@ -13,16 +13,14 @@ import os
 import queue
 import sys
 import threading
-import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-
-import torch
 
 from dtlab import errors
 from dtlab.grading.frames import Blob, ConnectionClosed, Frame, FrameSocket, decode, encode
 from dtlab.grading.learner_errors import learner_place
 from dtlab.grading.meter import Meter
+from dtlab.ranks.overlap import Extent
 
 
 class RankConnection:
@@ -35,10 +33,7 @@ class RankConnection:
         self.sock = sock
         self.meter: Meter | None = None
         self.numbers = itertools.count(1)  # of works
-        # The memory of works that were not waited for, by their numbers; and a reference to the
-        # tensor, as what is sent has been copied, and need not be kept.
-        self.under_way: dict[int, tuple[tuple[int, int, bool],
-                                             weakref.ref[torch.Tensor]]] = {}
+        self.under_way: dict[int, Extent] = {}  # the memory of works not waited for, by number
         self._streams: list[StreamRequests] = []  # the first: the rank itself
         self._calls: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -63,6 +58,7 @@ class RankConnection:
         for stream in self._streams:
             stream.answers.put(None)
         self._streams = []
+        self.under_way.clear()
         return call
 
     def add_stream(self, begun_at: str = "") -> StreamRequests:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +19,7 @@ from dtlab.grading.frames import Blob, Frame, dtype_name, tensor_bytes, tensor_f
 from dtlab.grading.learner_errors import describe_error, learner_place
 from dtlab.grading.rank_connection import RankConnection, StreamRequests
 from dtlab.machine import Machine
-from dtlab.ranks.overlap import Extent, check_overlap, extent_of
+from dtlab.ranks.overlap import check_overlap, extent_of
 from dtlab.reduction import check_receives
 
 
@@ -124,8 +123,7 @@ class SandboxComm(Comm):
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         under_way = self._connection.under_way
-        check_overlap(self, ops, [Extent(*place, x) for place, ref in under_way.values()
-                                  if (x := ref()) is not None])
+        check_overlap(self, ops, under_way.values())
         requests = self._connection.current()
         works = [SandboxWork(self._connection, next(self._connection.numbers),
                              op.x if isinstance(op, Recv) else None) for op in ops]
@@ -133,7 +131,7 @@ class SandboxComm(Comm):
             self._post(requests, ops, [work.number for work in works])
             for work, op in zip(works, ops, strict=True):
                 if not self.in_collective and (extent := extent_of(op.x, isinstance(op, Recv))):
-                    under_way[work.number] = extent[:3], weakref.ref(op.x)
+                    under_way[work.number] = extent
         return list[Work](works)
 
     def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,12 +17,12 @@ from dtlab.reduction import not_dense
 
 class Extent(NamedTuple):
     """The memory that one side of a message reads or writes: from the address `start` to `end`,
-    with gaps if `x` has them."""
+    with gaps if `x` has them. Once `x` is gone, so is the message."""
 
     start: int
     end: int
     receives: bool
-    x: torch.Tensor
+    x: weakref.ref[torch.Tensor]
 
 
 def extent_of(x: Any, receives: bool) -> Extent | None:
@@ -30,7 +31,7 @@ def extent_of(x: Any, receives: bool) -> Extent | None:
         return None
     length = x.nbytes if x.is_contiguous() else x.itemsize * (1 + sum(
         (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)))
-    return Extent(x.data_ptr(), x.data_ptr() + length, receives, x)
+    return Extent(x.data_ptr(), x.data_ptr() + length, receives, weakref.ref(x))
 
 
 def check_overlap(comm: Comm, ops: Sequence[Send | Recv],
@@ -52,8 +53,8 @@ def check_overlap(comm: Comm, ops: Sequence[Send | Recv],
 
 
 def _check_pair(rank: int, one: Extent, other: Extent, remedy: str) -> None:
-    both = one.receives + other.receives
-    if both and np.shares_memory(_addresses(one.x), _addresses(other.x)):
+    both, x, y = one.receives + other.receives, one.x(), other.x()
+    if both and x is not None and y is not None and np.shares_memory(_addresses(x), _addresses(y)):
         raise ConfigError(f"rank {rank}: " + (
             "receives two messages into the same memory, where one would overwrite the other, so "
             "receive each into a tensor of its own" if both == 2 else
