@@ -170,6 +170,8 @@ def overlapped_backward(comm, layers):
         layer.grad /= comm.size
     for work in begun: work.wait()
 """
+_DIVIDED_IN_A_GROUP = _DIVIDED.replace(
+    "begun = []", "begun, comm = [], comm.subgroup(range(comm.size))")
 _RIGHT_LENGTHS = _REDUCE + """
 def average_in_buckets(comm, grads, least):
     lengths, whole = [0], torch.cat(grads)
@@ -285,6 +287,8 @@ def pass_right(comm, value):
     Attack("third copies that move whenever a server dies", _THIRD_COPIES, "consistent-hashing",
            most=8),
     Attack("gradients that are divided while they are reduced", _DIVIDED, "overlapped-backward"),
+    Attack("gradients that are divided while a group reduces them", _DIVIDED_IN_A_GROUP,
+           "overlapped-backward"),
     Attack("buckets of the right lengths, with other gradients", _RIGHT_LENGTHS,
            "bucketed-average", most=6),
     Attack("a checkpoint after every step", _SAVED_EACH_STEP, "restart-bits", most=1),

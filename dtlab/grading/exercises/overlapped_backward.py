@@ -59,12 +59,18 @@ def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
     return compute
 
 
-def run_layers(backward: Callable[..., Any], comm: Any, compute: Callable[..., Any], count: int
+def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[..., Any], count: int
                ) -> list[Any]:
-    """In the sandbox, return the layers' gradients after the learner's function has run. What it
-    begins is under way when `begin` returns: who changes a gradient then finds that others have its
-    old values."""
-    comm_begin = comm.begin
+    """In the sandbox, return the layers' gradients after the learner's function has run."""
+    layers = [Layer(compute, number) for number in range(-count, 0)]
+    backward(_begins_at_once(comm, compute), layers)
+    return [layer.grad for layer in layers]
+
+
+def _begins_at_once(comm: Any, compute: Callable[..., Any]) -> Any:
+    """Return `comm`; what it and its groups begin is under way when `begin` returns: who changes a
+    gradient then finds that others have its old values."""
+    comm_begin, make_group = comm.begin, comm._make_group
 
     def begin(*args: Any, **options: Any) -> Work:
         work: Work = comm_begin(*args, **options)
@@ -72,9 +78,8 @@ def run_layers(backward: Callable[..., Any], comm: Any, compute: Callable[..., A
         return work
 
     comm.begin = begin
-    layers = [Layer(compute, number) for number in range(-count, 0)]
-    backward(comm, layers)
-    return [layer.grad for layer in layers]
+    comm._make_group = lambda *of: _begins_at_once(make_group(*of), compute)
+    return comm
 
 
 def _exposed(case: Case, outcome: Outcome) -> Verdict:
