@@ -27,6 +27,7 @@ from dtlab.parallel.sharded import parts_of, share
 from dtlab.parallel.synchronized import DistributedModule, Region
 
 PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # of torch's optimizers, even if it's a scalar
+COMPILED = "_orig_mod."  # in names that torch.compile gives
 Optimizer = torch.optim.Optimizer
 
 
@@ -145,7 +146,11 @@ def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str
     if any(p.is_meta for p in model.parameters()):
         raise ConfigError("the model is on the device meta, where it can't have values; make it on "
                           "another one, or call its to_empty(device=…) before wrapping it")
+    plain = {name.replace(COMPILED, "") for name in shapes}
     for name, shape in shapes_of(model).items():
+        if name not in shapes and name.replace(COMPILED, "") in plain:
+            raise ConfigError(f"no {name!r} is there: torch.compile(module) renames parameters, "
+                              f"which module.compile() doesn't; call that before each save")
         if name not in shapes:
             raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")
         if shapes[name] != shape:

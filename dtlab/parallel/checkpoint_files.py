@@ -81,7 +81,10 @@ def prepare(folder: Path, known: int | None) -> Path:
     that this run saved or loaded last, if it did."""
     check_replaceable(folder)
     real = Path(os.path.realpath(folder))  # a link may lead where nothing is yet
-    real.mkdir(parents=True, exist_ok=True)
+    try:
+        real.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # as in /proc
+        raise ConfigError(f"{folder} can't be made: {error.strerror}") from None
     _sync(real.parent)
     latest = latest_number(folder)
     if known is not None and latest not in (known, None):  # None: it was removed

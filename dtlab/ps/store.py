@@ -148,7 +148,11 @@ class Entry:
         mean = total.to(self.numbers.dtype)
 
         def step(w: torch.Tensor, state: State) -> None:
-            self.rule.step_(w, mean, state, count)
+            result: object = self.rule.step_(  # type: ignore[func-returns-value]
+                w, mean, state, count)
+            if result is not None:
+                raise ConfigError(f"{type(self.rule).__name__}.step_ returned {short(result)}, "
+                                  f"which nobody reads; change w in place, as w.sub_(g) does")
             _check(self.rule, w, state)
 
         self._on(rows, step)

@@ -454,6 +454,12 @@ def other_optimizer(comm: dtlab.Comm, folder: Path) -> None:
     load(folder, *zero(nn.Linear(2, 2), comm, 1, torch.optim.SGD))
 
 
+def one_compiled(comm: dtlab.Comm, folder: Path) -> None:
+    save(folder, in_sequence(comm, 1))
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    load(folder, DataParallel(compiled, comm))
+
+
 def without_values(comm: dtlab.Comm, folder: Path) -> None:
     save(folder, in_sequence(comm, 1))
     with torch.device("meta"):
@@ -464,6 +470,8 @@ def without_values(comm: dtlab.Comm, folder: Path) -> None:
     (without_values, r"on the device meta, where it can't have values; make it on another one"),
     (other_context, r"'positions.weight' has shape \(4, 8\), but the model's is \(8, 8\)"),
     (other_models, r"it has '2.bias' of shape \(2,\), but the model has none"),
+    (one_compiled, r"no '_orig_mod.0.weight' is there: torch.compile\(module\) renames parameters"),
+    (lambda comm, folder: save("/proc/c", constant(comm)), "/proc/c can't be made: No such file"),
     (other_optimizer, r"it holds the state of Adam, not of SGD"),
     (lambda comm, folder: full_state_dict(
         DataParallel(ColumnLinear(comm, 4, 6), comm.subgroup([comm.rank]))),

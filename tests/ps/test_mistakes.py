@@ -93,6 +93,15 @@ def test_a_join_with_other_arguments_than_the_other_ranks_is_told(odd: Any, says
         simulate(body, network=uniform(4, 1e-6, 1e9))
 
 
+def test_a_rule_that_returns_the_new_weights_changes_none_and_is_told() -> None:
+    class Returns(ps.Update):
+        def step_(self, w: Any, g: Any, state: Any, count: int) -> Any:
+            return w - g
+
+    with pytest.raises(ConfigError, match=r"Returns.step_ returned .*change w in place"):
+        worker_calls(lambda n: (n.push({"w": torch.ones(3)}), n.clock()), update=Returns())
+
+
 def test_a_server_serves_and_nothing_else() -> None:
     def body(comm: Comm) -> None:
         node = ps.join(comm)
