@@ -146,7 +146,7 @@ def tensor_from(data: Blob, dtype: str, shape: list[int]) -> torch.Tensor:
     if math.prod(sizes) * kind.itemsize != len(data):
         raise ValueError(f"{len(data)} bytes can't fill a {dtype} tensor of shape {shape}")
     if not data:
-        return torch.empty(sizes, dtype=kind)
+        return torch.empty(sizes, dtype=kind, device="cpu")
     whole = data if isinstance(data, bytearray) else bytearray(data)
     return torch.frombuffer(whole, dtype=kind).reshape(sizes)
 

@@ -38,7 +38,8 @@ class Digits(NamedTuple):
         per_epoch = len(self.y) // size
         epoch, place = divmod(step, per_epoch)
         order = torch.randperm(
-            len(self.y), generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
+            len(self.y), device="cpu",
+            generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
         rows = order[place * size : (place + 1) * size]
         return Digits(self.x[rows], self.y[rows])
 

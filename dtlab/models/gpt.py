@@ -144,7 +144,8 @@ class GPT(nn.Module):
             else:
                 ends_branch = name.endswith(("attention.out.weight", "mlp_down.weight"))
                 scale = 0.02 / (2 * self.config.layers) ** 0.5 if ends_branch else 0.02
-                weight.copy_(scale * torch.randn(weight.shape, generator=random))
+                drawn = torch.randn(weight.shape, generator=random, device="cpu")
+                weight.copy_(scale * drawn)
 
     def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
         """seeds: (b,) int64, which decide the dropout of each sample, so that a sample meets the

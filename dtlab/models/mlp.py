@@ -38,8 +38,9 @@ class MLP:
         random = torch.Generator().manual_seed(seed)
         made: Parameters = {}
         for layer, (inputs, outputs) in enumerate(pairwise(self.widths)):
-            w = torch.randn(inputs, outputs, generator=random, dtype=torch.float64) / inputs**0.5
-            made[f"w{layer}"], made[f"b{layer}"] = w.to(dtype), torch.zeros(outputs, dtype=dtype)
+            w = torch.randn(inputs, outputs, generator=random, dtype=torch.float64, device="cpu")
+            made[f"w{layer}"] = (w / inputs**0.5).to(dtype)
+            made[f"b{layer}"] = w.new_zeros(outputs, dtype=dtype)
         return made
 
     def module(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:

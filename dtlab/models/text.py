@@ -29,6 +29,6 @@ def text_batch(step: int, size: int, context: int, seed: int = 0
     check_whole("context", context, most=len(data) - 1)
     check_whole("seed", seed, 0)
     random = torch.Generator().manual_seed(1_000_003 * seed + step)
-    starts = torch.randint(len(data) - context, (size, 1), generator=random)
-    pieces = data[starts + torch.arange(context + 1)].long()
+    starts = torch.randint(len(data) - context, (size, 1), generator=random, device="cpu")
+    pieces = data[starts + torch.arange(context + 1, device="cpu")].long()
     return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()

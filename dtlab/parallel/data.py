@@ -48,7 +48,7 @@ class Bucket:
     def fill(self) -> None:
         """Move the gradients in: 0 for a parameter without one."""
         self.had = [p.grad is not None for p in self.parameters]
-        self.counts.copy_(torch.tensor(self.had))
+        self.counts.copy_(torch.tensor(self.had, device="cpu"))
         for p, slot in zip(self.parameters, self.slots, strict=True):
             if p.grad is None:
                 slot.zero_()

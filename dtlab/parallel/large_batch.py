@@ -42,8 +42,9 @@ class Layerwise(torch.optim.Optimizer):
             loss = closure() if closure is not None else None
         steps = [(group, w, self.update(group, w)) for group in self.param_groups
                  for w in group["params"] if w.grad is not None]
-        squares = torch.tensor([[float(x.double().square().sum()) for x in (w, u)]
-                                for _, w, u in steps], dtype=torch.float64).view(-1, 2)
+        squares = torch.tensor(
+            [[float(x.double().square().sum()) for x in (w, u)] for _, w, u in steps],
+            dtype=torch.float64, device="cpu").view(-1, 2)
         add_up = getattr(self, "add_up", add_up_parts)
         norms = add_up([w for _, w, _ in steps], squares).sqrt().tolist()
         for (group, w, u), (of_w, of_u) in zip(steps, norms, strict=True):
@@ -148,7 +149,7 @@ def whole_norms(model: DistributedModule,
 
     def add_up(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
         rows = [index[regions[p].name] for p in parameters]
-        total = torch.zeros(len(index), 2, dtype=torch.float64)
+        total = torch.zeros(len(index), 2, dtype=torch.float64, device="cpu")
         for p, row, mine in zip(parameters, rows, squares, strict=True):
             total[row] += mine * regions[p].original
         all_reduce(model.comm, total)

@@ -18,7 +18,8 @@ def get_state() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state(legacy=True)
     version, words, gauss = PYTHON.get().getstate()
     state: dict[str, Any] = {  # tensors are as many bytes in a message, whatever the numbers
-        "torch": torch.get_rng_state(), "python": (version, torch.tensor(words), gauss),
+        "torch": torch.get_rng_state(),
+        "python": (version, torch.tensor(words, device="cpu"), gauss),
         "numpy": (kind, torch.from_numpy(np.asarray(keys).astype("int64")), *rest)}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()

@@ -58,10 +58,10 @@ class BatchSampler:
         return len(self._cuts()) - 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = torch.arange(self.length)
+        order = torch.arange(self.length, device="cpu")
         if self.shuffle:
             random = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
-            order = torch.randperm(self.length, generator=random)
+            order = torch.randperm(self.length, generator=random, device="cpu")
         cuts, self._next = self._cuts(), {}
         seen = cuts[:1]
         self._seen = {self.epoch: seen}

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     def runs(self, start: int, at: int, length: int) -> list[tuple[int, int, int]]:
         """Return where in the flattened whole the elements `start` to `start + length` of the
         flattened part are, which lie from `at` on: (start, at, length) of each contiguous piece."""
-        index = torch.arange(math.prod(self.shape)).view(self.shape)
+        index = torch.arange(math.prod(self.shape), device="cpu").view(self.shape)
         pieces = [index.narrow(self.dim, rows.start, len(rows)) for rows in self.cut]
         places = torch.cat(pieces, self.dim).flatten()[start : start + length]
         firsts = [0, *((places.diff() != 1).nonzero().flatten() + 1).tolist()]

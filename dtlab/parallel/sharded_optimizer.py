@@ -69,6 +69,7 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
     class Sharded(optimizer):  # type: ignore[misc, valid-type]
         """The optimizer of this rank's pieces: see `zero`."""
 
+        @torch._disable_dynamo  # it would trace parameters without values
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
             def evaluate() -> Any:
                 loss = closure() if closure is not None else None

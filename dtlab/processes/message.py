@@ -66,7 +66,7 @@ class Message:
         self.nbytes, tag = object_frames.head(self.payload)
         if not tag:
             return object_frames.content(self.payload, self.nbytes)
-        rest = torch.empty(self.nbytes, dtype=torch.uint8)
+        rest = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         transport.start([(False, rest, self.world, tag)])[0].wait()
         return pickle.loads(rest.numpy().data)
 
@@ -83,7 +83,7 @@ def payload_of(x: torch.Tensor, sends: bool, on_host: bool) -> torch.Tensor:
         return NOTHING
     if on_host and not x.is_cpu:
         return x.detach().resolve_conj().resolve_neg().contiguous().cpu() if sends else (
-            torch.empty(x.shape, dtype=x.dtype))
+            torch.empty(x.shape, dtype=x.dtype, device="cpu"))
     if x.is_contiguous() and not x.is_conj() and not x.is_neg():
         return x
     if sends:

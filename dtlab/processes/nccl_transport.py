@@ -68,7 +68,7 @@ class Direction:
         """On the thread, meet the other rank, over Gloo, then move `x`."""
         for tells in (self.sends, not self.sends):
             with self.end.lock:
-                byte = torch.zeros(1, dtype=torch.uint8)
+                byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
                 handle = self.end.transport.start([(tells, byte, self.peer, self.tag)])[0]
             handle.wait()
         if self._group is None:

@@ -58,7 +58,7 @@ def unused_tag(answer: bool = False) -> int:
 
 def empty_frame() -> torch.Tensor:
     """Memory for a frame to come."""
-    return torch.empty(FRAME_BYTES, dtype=torch.uint8)
+    return torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def head(frame: torch.Tensor) -> tuple[int, int]:

@@ -42,12 +42,13 @@ class SameHostTransport(GlooTransport):
         if x.nbytes < LARGE_BYTES:
             return super()._start(sends, x, peer, tag)
         if not sends:
-            where = torch.empty(3, dtype=torch.int64)
+            where = torch.empty(3, dtype=torch.int64, device="cpu")
             told = super()._start(False, where, peer, tag)
             return WatchedHandle(_Reading(told, where, x, self._start_one), self._start_thread)
         read_tag = unused_tag(answer=True)
-        where = torch.tensor([os.getpid(), x.data_ptr(), read_tag])
-        read = super()._start(False, torch.empty(1, dtype=torch.uint8), peer, read_tag)
+        where = torch.tensor([os.getpid(), x.data_ptr(), read_tag], device="cpu")
+        word = torch.empty(1, dtype=torch.uint8, device="cpu")
+        read = super()._start(False, word, peer, read_tag)
         return _Lent(super()._start(True, where, peer, tag), read, x)
 
     def _start_one(self, sends: bool, x: torch.Tensor, peer: int, tag: int) -> Handle:
@@ -86,7 +87,8 @@ def is_possible() -> bool:
     if _PTRACE_SCOPE.exists() and _PTRACE_SCOPE.read_text().strip() not in ("0", "1"):
         return False
     try:  # a container may forbid the call altogether
-        read_memory(os.getpid(), torch.zeros(1).data_ptr(), torch.zeros(1))
+        word = torch.zeros(1, device="cpu")
+        read_memory(os.getpid(), word.data_ptr(), torch.zeros_like(word))
     except (RuntimeError, AttributeError):
         return False
     return True
@@ -121,7 +123,7 @@ class _Reading:
         assert self._into is not None
         read_memory(pid, address, self._into)
         self._into = None
-        word = torch.zeros(1, dtype=torch.uint8)
+        word = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._start(True, word, self._told._source_rank(), read_tag).wait()
 
     def _source_rank(self) -> int:

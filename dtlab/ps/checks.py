@@ -97,7 +97,7 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
     spec = known(rank, key, specs)
     is_table(rank, key, spec)
     try:
-        index = torch.as_tensor(index)
+        index = index if isinstance(index, torch.Tensor) else torch.tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):  # no numbers, or none of 64 bits
         raise ConfigError(f"rank {rank}: rows are whole numbers, not {short(index)}") from None
     if index.ndim != 1:

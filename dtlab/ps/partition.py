@@ -197,5 +197,5 @@ def positions(units: Units, within: Units) -> Any:
     if isinstance(within, range):
         if isinstance(units, range):
             return slice(units.start - within.start, units.stop - within.start)
-        return torch.as_tensor(np.asarray(units) - within.start)
-    return torch.as_tensor(np.searchsorted(within, np.asarray(units)))
+        return torch.from_numpy(np.asarray(units) - within.start)
+    return torch.from_numpy(np.searchsorted(within, np.asarray(units)))

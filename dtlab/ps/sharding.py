@@ -141,7 +141,7 @@ class ShardMap:
             if len(here) or tell_all:
                 rows = positions(numbers[here], units)
                 number = self.index[server].of[key]
-                where = torch.as_tensor(here) if len(here) < len(x) else slice(0, len(x))
+                where = torch.from_numpy(here) if len(here) < len(x) else slice(0, len(x))
                 part = Slice((number, number + 1), [key], x, where, rows)
                 found[server] = [part]
         return found

@@ -121,7 +121,7 @@ class Entry:
         if self.is_table:
             g = g.view(-1, self.value.shape[1])
             if rows is None:
-                rows = torch.arange(len(g))
+                rows = torch.arange(len(g), device="cpu")
         g = _real(g)
         found: list[torch.Tensor] = []
         looked_at = rows if self.rule.looks_back else None
@@ -212,7 +212,8 @@ class Store:
 
     def add(self, shards: Sequence[Shard]) -> list[Entry]:
         """Add shards that were made together. Returns their entries, without values yet."""
-        new = [Entry(run, torch.empty(0), self._rule) for run in self.index.add(shards)]
+        new = [Entry(run, torch.empty(0, device="cpu"), self._rule)
+               for run in self.index.add(shards)]
         self.entries += new
         return new
 

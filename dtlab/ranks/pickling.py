@@ -82,7 +82,7 @@ class Pickler(ReadablePickler):
 
     def reducer_override(self, x: Any) -> Any:
         if isinstance(x, torch.UntypedStorage) and x.device.type == "cpu":
-            raw = torch.empty(0, dtype=torch.uint8).set_(x)
+            raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x)
             # An array: Python before 3.13 may free a memoryview that a buffer still uses.
             return _rebuild_storage, (pickle.PickleBuffer(raw.numpy()),)  # type: ignore[arg-type]
         if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":

@@ -90,7 +90,7 @@ class Shared:
 
 
 def _copy(buffer: memoryview) -> Any:
-    copy = torch.empty(buffer.nbytes, dtype=torch.uint8).numpy()
+    copy = torch.empty(buffer.nbytes, dtype=torch.uint8, device="cpu").numpy()
     copy[:] = buffer
     return copy
 

@@ -32,7 +32,7 @@ from dtlab.simulator import (
 )
 from dtlab.simulator.copies import Copies, Shared
 from dtlab.simulator.deaths import Deaths
-from dtlab.simulator.strands import NeedsThreads
+from dtlab.simulator.strands import NO_MODES, NeedsThreads, modes
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import end_at_caller, traceback_text
@@ -111,13 +111,16 @@ def simulate(
                          detect_s=detect_s, restart_s=restart_s)
     first = simulation(strands or "greenlet")
     try:
+        if strands != "thread" and modes() != NO_MODES:
+            raise NeedsThreads  # greenlets would be in the caller's modes
         return first.run(timeout)
     except NeedsThreads:
         if strands is None:
             shown = [output.text for output in first.output]
             return simulation("thread", shown=shown).run(timeout)
-        raise ConfigError("a rank communicates inside autograd's backward or inside a torch mode, "
-                          "which greenlets can't do; call simulate(…, strands=\"thread\")"
+        raise ConfigError("simulate is called, or a rank communicates, inside autograd's backward "
+                          "or inside a torch mode, which greenlets can't do; call simulate(…, "
+                          "strands=\"thread\")"
                           ) from None
     except KeyboardInterrupt as interrupt:
         raise end_at_caller(interrupt) from None

@@ -42,6 +42,9 @@ def modes() -> tuple[Any, ...]:
             leave_autocast())
 
 
+NO_MODES = 0, 0, None, None, 0
+
+
 class Stopped(BaseException):
     """Thrown into a strand that shall end because the run is over. Never seen outside."""
 

@@ -17,10 +17,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dtlab
+from dtlab.collectives import broadcast
+from dtlab.models import GPT, GPTConfig, text_batch
 from dtlab.parallel import (
+    LAMB,
+    BatchSampler,
     DataParallel,
+    Mesh,
     clip_grad_norm_,
     full_state_dict,
+    hybrid,
     load_full_state_dict,
     tensor,
     zero,
@@ -431,10 +437,34 @@ def test_stage_3_in_torch_compile_runs_as_it_is() -> None:
     def step(comm: dtlab.Comm) -> Any:
         model, optimizer = wrapped(comm, "zero 3")
         mean(torch.compile(model, backend="eager"), data(comm.rank))
-        optimizer.step()
+        torch.compile(optimizer.step, backend="eager")()
         return full_state_dict(model)
 
     assert_stepped(on("simulator", step, ranks=1).values, Net(), data(0))
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+def test_a_default_device_is_not_that_of_what_the_package_makes_itself(backend: str) -> None:
+    """As after torch.set_default_device("cuda"), where a model and its batches are on the CPU."""
+    def trained(comm: dtlab.Comm, device: str) -> tuple[Tensor, ...]:
+        tokens, large = torch.arange(8).view(2, 4), torch.ones(3 << 18)
+        biases = []
+        with torch.device(device):
+            for axis in "pp", "tp":
+                gpt = GPT(GPTConfig(layers=2, hidden=8, heads=2, vocab=12, context=4), device="cpu")
+                model, optimizer = hybrid(gpt, Mesh(comm, **{axis: 2}), optimizer=LAMB, lr=0.1)
+                model.backward(tokens, tokens)
+                optimizer.step()
+                biases.append(full_state_dict(model)["norm.bias"])
+            batches = torch.tensor([*BatchSampler(8, 4, comm)], device="cpu")
+            broadcast(comm, large)
+            return *biases, batches, *text_batch(0, 2, 4)
+
+    expected = on("simulator", trained, "cpu", ranks=2).values
+    torch.testing.assert_close(on(backend, trained, "meta", ranks=2).values, expected)
+    with torch.device("meta"):
+        x = torch.ones(2, device="cpu")
+        assert all(map(x.equal, on(backend, lambda comm, x: x, x, ranks=2).values))
 
 
 @pytest.mark.parametrize("wrapper", ["zero 1", "zero 2"])

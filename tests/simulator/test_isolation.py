@@ -18,6 +18,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, RankFailed, run, simulate, topology
+from dtlab import Comm, ConfigError, RankFailed, run, simulate, topology
 from dtlab.collectives import ALGORITHMS, all_reduce, barrier
 from dtlab.ranks.pickling import Pickler
 
@@ -300,6 +301,25 @@ def test_a_rank_inside_autocast_leaves_the_casts_of_others_alone() -> None:
         return weight.sum().item()
 
     assert values(fn) == run(fn, ranks=3).values
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.autocast("cpu"), lambda: torch.device("meta")])
+def test_ranks_begin_outside_of_the_modes_that_the_caller_is_in(mode: Callable[[], Any]) -> None:
+    def fn(comm: Comm) -> float:
+        weight = torch.ones(2, 2, requires_grad=True)
+        for _ in range(3):
+            with torch.autocast("cpu"):
+                loss = (weight @ weight).sum()
+            loss.backward()
+            with torch.no_grad():
+                weight.add_(weight.grad)
+        return loss.item()
+
+    expected = values(fn)
+    with mode():
+        assert values(fn) == expected
+        with pytest.raises(ConfigError, match="strands=\"thread\""):
+            values(fn, strands="greenlet")
 
 
 def test_ranks_may_communicate_inside_vmap_and_compile_but_not_profile() -> None:

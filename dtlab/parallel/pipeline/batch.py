@@ -16,7 +16,7 @@ from dtlab.errors import ConfigError
 def as_tensor(what: str, x: Any) -> Tensor:
     """Return `x` as one tensor. Raises `ConfigError`, which calls it `what`, if it isn't one."""
     try:
-        return torch.as_tensor(x)
+        return x if isinstance(x, Tensor) else torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(f"a pipeline's {what} are one tensor, cut along its first dimension, not "
                           f"{short(x)}") from None
