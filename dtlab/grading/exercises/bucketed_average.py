@@ -64,7 +64,8 @@ def _alone(seed: int) -> Case:
 
     whole = simulate(reduced, network=uniform(3, 1e-6, 1e9), echo=False).values
     wanted = Wanted(leaves=[(mine,) for mine in whole], names=("grads",), rtol=1e-12,
-                    what="the average of a bucket of its own")
+                    what="the average of a bucket of its own",
+                    least_bytes=sum_bytes(3, sum(sizes) * F64.itemsize))
     return Case(f"{describe_case(3, sum(sizes), F64)}, a bucket for each gradient",
                 [(mine, 10) for mine in grads], wanted=wanted, **COLLECTIVES)
 
