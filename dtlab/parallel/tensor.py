@@ -245,7 +245,8 @@ def shard(gpt: GPT, comm: Comm, sequence: bool | str = False) -> GPT:
     the number; "regather" keeps less for backward, and gathers more.
     Cost of a step, a layer: 4 all-reduces of b·s·h elements; with `sequence` 4 all-gathers and 4
     reduce-scatters ("regather": 6 and 4), and all-reduces of h elements for norms and biases.
-    Clip with `parallel.clip_grad_norm_`: torch's takes the norm of this rank's parts.
+    Clip with `parallel.clip_grad_norm_`: torch's takes the norm of this rank's parts, as GradScaler
+    looks for infinities in these, so that ranks would disagree: take bfloat16, which needs none.
     Raises `ConfigError` if `gpt` differs from rank to rank, was sharded before, or doesn't divide.
     """
     check_shardable(gpt, comm)

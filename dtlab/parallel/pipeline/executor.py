@@ -42,7 +42,8 @@ class Pipeline:
     only a stage's inputs, and run it again in backward. tied: parameters by name; those that
     several ranks call the same are equal at the start, and their gradients are added up. seconds:
     an action's virtual time. A layer that looks at the whole batch, as BatchNorm does, sees a
-    micro-batch. Clip with `parallel.clip_grad_norm_`: torch's takes the norm of this rank's stages.
+    micro-batch. Clip with `parallel.clip_grad_norm_`: torch's takes the norm of this rank's stages;
+    take bfloat16, as GradScaler would look for infinities in these alone.
     Raises `ConfigError` if the schedule can't run, doesn't fit the ranks, or differs among them.
     """
 
