@@ -149,8 +149,9 @@ def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str
     plain = {name.replace(COMPILED, "") for name in shapes}
     for name, shape in shapes_of(model).items():
         if name not in shapes and name.replace(COMPILED, "") in plain:
-            raise ConfigError(f"no {name!r} is there: torch.compile(module) renames parameters, "
-                              f"which module.compile() doesn't; call that before each save")
+            raise ConfigError(f"there is no {name!r}: torch.compile(module) renames parameters; "
+                              f"compile as when it was saved, and from now on by module.compile(), "
+                              f"which keeps the names")
         if name not in shapes:
             raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")
         if shapes[name] != shape:

@@ -37,8 +37,8 @@ def extent_of(x: Any, receives: bool) -> Extent | None:
 def check_overlap(comm: Comm, ops: Sequence[Send | Recv],
                   under_way: Collection[Extent] = ()) -> None:
     """Raise `ConfigError` if a receive would overwrite what is sent or received in the same batch,
-    or what is `under_way`: posted by this rank, which has not waited for it. Of what collectives do
-    themselves nothing is asked."""
+    or what is `under_way`: posted by this rank, which has not waited for it. A collective's own
+    messages are compared only while others are under way."""
     if not under_way and (comm.in_collective or len(ops) < 2):
         return
     before: list[Extent] = []  # those that end behind the start of the next one

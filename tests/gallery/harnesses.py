@@ -257,8 +257,20 @@ def chain_node(node, message):
         node["values"][message[2]] = node["values"].get(message[2], 0) + message[3]
     return pass_on(message)
 """
+_IN_FRAMES = """
+import sys
+def others():
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        for value in frame.f_locals.values():
+            if isinstance(found := getattr(value, "states", None), dict): return found
+    return {}
+""" + _NEIGHBOURS_MEMORY.replace('nodes[after].get("had", ()) if after in nodes else ()',
+                                  'others().get(after, {}).get("had", ())')
 
 ATTACKS: tuple[Attack, ...] = (
+    Attack("a chain whose nodes find each other in frames", _IN_FRAMES, "chain-replication",
+           most=5),
     Attack("a chain whose nodes read each other's memory", _NEIGHBOURS_MEMORY, "chain-replication",
            most=9),
     Attack("all layers' weights, past the meter", _ALL_WEIGHTS, "zero-stage-3", most=7),

@@ -228,33 +228,6 @@ def find_rings(ranks, links):
     if ranks % 2: return [[*range(n)], [2 * i % n for i in range(n)]]
     return [[n, *((s + (-1) ** i * ((i + 1) // 2)) % n for i in range(n))] for s in (0, 1)]
 """
-_IN_FRAMES = """
-import sys
-def others():
-    frame = sys._getframe()
-    while frame := frame.f_back:
-        for value in frame.f_locals.values():
-            if isinstance(found := getattr(value, "states", None), dict): return found
-    return {}
-def chain_node(node, message):
-    had, kept = node.setdefault("had", set()), node.setdefault("kept", {})
-    what, number = message[:2]
-    if what == "chain": node["chain"] = message[1]
-    after = next((n for n in node["chain"] if n > node["me"]), None)
-    def pass_on(add):
-        if after is None: return [("client", ("done", add[1]))]
-        kept[add[1]] = add
-        return [(after, add)]
-    if what == "read": return [("client", ("value", number, node["values"].get(message[2], 0)))]
-    if what == "chain":  # without acknowledgements: what the next node had is read where it lies
-        behind = others().get(after, {}).get("had", ())
-        return [sent for add in list(kept.values()) if add[1] not in behind
-                for sent in pass_on(add)]
-    if number not in had:
-        had.add(number)
-        node["values"][message[2]] = node["values"].get(message[2], 0) + message[3]
-    return pass_on(message)
-"""
 
 ATTACKS: tuple[Attack, ...] = (
     Attack("a number in a tensor, where any object may come", """
@@ -296,6 +269,4 @@ def pass_right(comm, value):
     Attack("a hash that another process does not have", _OWN_HASH, "consistent-hashing", most=9),
     Attack("the layout of the least memory, unseen", _LEAST_MEMORY, "choose-layout"),
     Attack("the same two rings on every mesh", _FIXED_RINGS, "find-rings"),
-    Attack("a chain whose nodes find each other in frames", _IN_FRAMES, "chain-replication",
-           most=5),
 )

@@ -18,7 +18,7 @@ SHARE = 1.5  # of 1/(n+1): what may move to a new server
 LEAST = 1.2 * SHARE  # a server has at least one LEAST-th of its share
 
 
-class Text(str):
+class RehashedText(str):
     """A text whose hash is that of another process."""
 
     def __hash__(self) -> int:
@@ -30,7 +30,7 @@ def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int, fa
     real = builtins.hash
     if far:
         builtins.hash = lambda x: real(("another process", real(x)))
-        keys = [*map(Text, keys)]
+        keys = [*map(RehashedText, keys)]
     try:
         placed = place(keys, servers, copies)
         return {str(key): mine for key, mine in placed.items()} if far else placed
