@@ -129,6 +129,11 @@ def headline_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}".removesuffix(": ")
 
 
+def handled(error: BaseException | None) -> str:
+    """For a rank that waits in a `finally` or `except` block: the error that it has raised."""
+    return f", after {headline_of(error):.60}" if error is not None else ""
+
+
 _ADVICE = {  # part of a message of Python or torch → what to do instead
     "EOFError: EOF when reading a line":
         "a rank has no keyboard: ask before, and pass the answer as an argument",

@@ -67,7 +67,7 @@ class State(NamedTuple):
     # are older. WAIT: for the stream of this number
     peers: str = ""  # WAIT_ANY: the messages, as `pack_messages` wrote them
     label: str = ""
-    line: str = ""  # of a stream: the line that began what it runs
+    line: str = ""  # of a stream: the line that began what it runs; then `errors.handled`
 
 
 class SharedStatus:
@@ -249,7 +249,8 @@ class SharedStatus:
 
     def table(self, rank: int, line: str) -> list[Waiting]:
         """The rows of `rank` in the table of a `Deadlock` or `RunTimeout`; line: where it is."""
-        rows = [_row(rank, self.state(rank), line)]
+        main = self.state(rank)
+        rows = [_row(rank, main, line + main.line)]
         return rows + [_row(rank, state, state.line, f" (stream {number})")
                        for number, state in self.streams(rank)]
 

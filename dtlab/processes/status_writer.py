@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from dtlab.errors import handled
 from dtlab.processes.shared_status import (
     PEERS_BYTES,
     STRANDS,
@@ -56,7 +58,7 @@ class StatusWriter:
         self._status = status if number < STRANDS else None
         self._rank, self._threads = rank, threads
         self._events = 0
-        self._line = ""
+        self._line = self._error = ""
         self._peers: tuple[int, ...] | None = ()  # whose names stand there
         self._label = ""
 
@@ -68,7 +70,9 @@ class StatusWriter:
         others to or from `peers`."""
         if self._status is None:
             return
-        if peers != self._peers or label != self._label:
+        error = handled(sys.exception())
+        if peers != self._peers or label != self._label or error != self._error:
+            self._error = error
             self._write_texts(peers, label)
         self._events += 1
         self._status.write(self._rank, self.number, self._events, doing,
@@ -81,7 +85,8 @@ class StatusWriter:
             return
         text = pack_messages(messages)
         fits = len(text) <= PEERS_BYTES
-        self._status.write_texts(self._rank, self.number, text * fits, label, self._line)
+        self._status.write_texts(self._rank, self.number, text * fits, label,
+                                 self._line + handled(sys.exception()))
         self._peers = None
         self._events += 1
         self._status.write(self._rank, self.number, self._events, WAIT_ANY,
@@ -99,12 +104,13 @@ class StatusWriter:
     def does(self, doing: int, label: str = "", line: str = "") -> None:
         """Write what the strand does, when it isn't waiting."""
         if self._status is not None:
-            self._line = line
+            self._line, self._error = line, ""
             self._write_texts((), label)
             self._events += 1
             self._status.write(self._rank, self.number, self._events, doing)
 
     def _write_texts(self, peers: tuple[int, ...], label: str) -> None:
         assert self._status is not None
-        self._status.write_texts(self._rank, self.number, peer_names(peers), label, self._line)
+        self._status.write_texts(self._rank, self.number, peer_names(peers), label,
+                                 self._line + self._error)
         self._peers, self._label = peers, label

@@ -13,6 +13,7 @@ the order in which they were matched; those matched at one instant, in the order
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -227,7 +228,7 @@ class Engine:
             self.end_wait(strand, label)
         if self.channels.closed:
             self.deaths.check(strand)
-        strand.awaits = what
+        strand.awaits, strand.handles = what, sys.exception()
         strand.pause()
         if self.channels.closed:
             self.deaths.check(strand)

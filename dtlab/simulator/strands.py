@@ -66,7 +66,7 @@ class Strand(ABC):
     next_strand: moves the clock on and returns the strand to go on next; None if there is none.
     """
 
-    __slots__ = ("_body", "_next_strand", "_process", "any_of", "awaits", "done", "idle",
+    __slots__ = ("_body", "_next_strand", "_process", "any_of", "awaits", "done", "handles", "idle",
                  "idle_since_s", "label", "line", "posted", "rank", "real", "stream", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
@@ -77,6 +77,7 @@ class Strand(ABC):
         # What it waits for, while it is paused: messages, or in words.
         self.waits_for: list[Any] | tuple[Any, ...] | str = ()
         self.posted: dict[Any, Extent] = {}  # outside of collectives, not waited for
+        self.handles: BaseException | None = None  # while it waits, the error behind that
         self.awaits: object = None  # the message or function that wakes it
         self.any_of: Sequence[object] = ()  # or any of these does
         self.idle_since_s = 0.0  # when it last worked: since then, it only waited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -139,3 +140,23 @@ def test_nothing_is_lost_after_a_mistake() -> None:
     values = simulate(lambda comm: all_reduce(comm, torch.ones(2)).tolist(),
                       network=topology.uniform(2, 1e-6, 1e9)).values
     assert values == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("how", ["greenlet", "thread", "process"])
+def test_a_deadlock_in_a_finally_block_names_the_error_before_it(how: str) -> None:
+    def fn(comm: Comm) -> None:
+        x = torch.ones(3)
+        try:
+            if comm.rank == 1:
+                raise ValueError("the file is broken")
+            comm.recv(x, 1)
+        finally:
+            barrier(comm)
+
+    call = partial(dtlab.run, ranks=3) if how == "process" else partial(
+        simulate, network=topology.uniform(3, 1e-6, 1e9), strands=how)
+    with pytest.raises(dtlab.Deadlock) as caught:
+        call(fn)
+    lines = [row.line for row in caught.value.waiting]
+    assert lines[1].endswith("in fn, after ValueError: the file is broken"), lines
+    assert not any("after" in line for line in (lines[0], lines[2]))
