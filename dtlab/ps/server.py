@@ -48,12 +48,12 @@ class Server(ServerState):
         if self.resumed is None:
             self.resumed = settled[0] if settled else failures.newest(self.policy)
         self.inits[src] = number, specs
-        for other, (_, theirs) in self.inits.items():
-            for key in theirs.keys() - specs.keys():
-                raise ConfigError(_unlike(key, other, theirs[key], src, None))
-            for key, spec in specs.items():
-                if theirs.get(key) != spec or has_data([spec]) != has_data([theirs[key]]):
-                    raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
+        other, (_, theirs) = next(iter(self.inits.items()))  # those between are like it
+        for key in theirs.keys() - specs.keys():
+            raise ConfigError(_unlike(key, other, theirs[key], src, None))
+        for key, spec in specs.items():
+            if theirs.get(key) != spec or has_data([spec]) != has_data([theirs[key]]):
+                raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
         new = self.store.add([Shard(key, specs[key], numel) for key, numel in given])
         of = [specs[self.store.index.keys[entry.first]] for entry in new]
         sizes = [(spec.dtype, self.store.index.numel((entry.first, entry.last)))

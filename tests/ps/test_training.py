@@ -266,16 +266,16 @@ def test_weighted_pushes_make_a_weighted_mean() -> None:
     assert simulate(body, network=network(4)).values[1:] == pytest.approx([14 / 6] * 3)
 
 
-def test_a_thousand_workers_in_virtual_time() -> None:
+def test_three_hundred_workers_in_virtual_time() -> None:
     @on_workers({"w": torch.zeros(8)}, servers=2, partition=ps.Range(), update=ps.SGD(lr=1.0))
     def body(node: ps.Node) -> Any:
         node.push({"w": torch.full((8,), -float(node.comm.rank % 2))})
         node.clock()
         return node.pull(["w"])["w"].tolist()
 
-    result = simulate(body, network=network(1002), trace=False)
+    result = simulate(body, network=network(302), trace=False)
     assert result.values[-1] == [0.5] * 8
-    assert result.values[0].pushes == 1000
+    assert result.values[0].pushes == 300
 
 
 @pytest.mark.parametrize("colocated", [False, True])
