@@ -3,14 +3,17 @@ wait for each other, what was not waited for, nothing returned, renamed instead 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations
 from typing import Any
 
 import torch
 
 from dtlab.grading.case import ANY, Case, CaseFailure, Outcome, Wanted
 from dtlab.grading.compare import difference
+from dtlab.grading.frames import Opaque
 
 NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
 
@@ -41,6 +44,9 @@ def collective_in(case: Case, outcome: Outcome) -> str:
 
 def _value_clue(case: Case, outcome: Outcome) -> str:
     wanted = case.wanted
+    for came in outcome.values:
+        if isinstance(came, Opaque) and came.startswith(("<generator", "<coroutine")):
+            return _GENERATOR if came.startswith("<g") else _COROUTINE
     if wanted is None:
         return _NOTHING if outcome.values and outcome.values[0] is None else ""
     pairs = _judged(wanted.leaves, outcome.after)  # what came, what is right
@@ -50,18 +56,19 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
             return clue
     elif clue := _in_place_clue(case, outcome, wanted):
         return clue
-    if any(isinstance(came, torch.Tensor) and isinstance(right, torch.Tensor)
-           and (came.shape, came.dtype) != (right.shape, right.dtype) for came, right in pairs):
-        return "The result has the wrong shape or dtype."
-    if any(isinstance(came, torch.Tensor) and isinstance(right, torch.Tensor)
-           and came.isnan().sum() > right.isnan().sum() for came, right in pairs):
+    wrong = [pair for pair in _leaves(pairs) if difference("", *pair, wanted.rtol)]
+    if clue := next((clue for pair in wrong if (clue := _kind_clue(*pair))), ""):
+        return clue
+    if any(isinstance(came, torch.Tensor) and came.isnan().sum() > right.isnan().sum()
+           for came, right in wrong):
         return _UNWRITTEN
-    if case.ranks > 1 and all(_scaled(*pair, 1 / case.ranks) for pair in pairs):
-        return "Everything is divided by the number of ranks once too often: is it a mean?"
-    if case.ranks > 1 and all(_scaled(*pair, case.ranks) for pair in pairs):
-        return "Everything is as many times too large as there are ranks: is it a sum?"
-    if outcome.trace.sent_bytes() < wanted.least_bytes and not any(
-            difference("", *pair, wanted.rtol) for pair in pairs):
+    if wrong and all(_rounded(*pair) for pair in wrong):
+        return _ROUNDED
+    if wrong and case.ranks > 1 and all(_scaled(*pair, 1 / case.ranks) for pair in wrong):
+        return "What is wrong is divided by the number of ranks once too often: is it a mean?"
+    if wrong and case.ranks > 1 and all(_scaled(*pair, case.ranks) for pair in wrong):
+        return "What is wrong is as many times too large as there are ranks: is it a sum?"
+    if not wrong and outcome.trace.sent_bytes() < wanted.least_bytes:
         return ("The values are right, but fewer bytes were sent than it takes: they did not come "
                 "through comm, and only what does counts.")
     return ""
@@ -80,6 +87,10 @@ def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
                                 for came, _ in pairs):
         return (f"Return a tuple or a list of {len(wanted.items)} things, in this order: "
                 f"{', '.join(wanted.items)}.")
+    if wanted.items and all(difference("", came, right, wanted.rtol) and any(
+            difference("", list(each), right, wanted.rtol) is None for each in permutations(came))
+            for came, right in pairs):
+        return f"All is right, but in another order: return {', '.join(wanted.items)}."
     if all(isinstance(came, list) and len(came) == 1
            and difference("", came[0], right, wanted.rtol) is None for came, right in pairs):
         return "Return the value itself, not the list it was received into: inbox[0]."
@@ -111,6 +122,56 @@ OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pick
            "more bytes: send the tensor itself, and receive into a tensor.")
 
 
+_ROUNDED = ("Nearly: these are the right numbers, rounded. Do without round() and //, and without "
+            "float32 where float64 came in (dtype=x.dtype, torch.empty_like(x)).")
+_GENERATOR = ("The function has a yield, or returns `(… for …)`, so a generator comes back: return "
+              "a list.")
+_COROUTINE = "The function is an `async def`, so a coroutine comes back: write `def`."
+
+
+def _leaves(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """The single values in pairs of what came and what is right, as far as they are built alike."""
+    for came, right in pairs:
+        if isinstance(right, dict) and isinstance(came, dict) and set(came) == set(right):
+            yield from _leaves((came[key], right[key]) for key in right)
+        elif (isinstance(right, (list, tuple)) and isinstance(came, (list, tuple))
+              and len(came) == len(right)):
+            yield from _leaves(zip(came, right, strict=True))
+        else:
+            yield came, right
+
+
+def _kind_clue(came: Any, right: Any) -> str:
+    """Explain that something of another kind came than what is right; "" if it is of its kind."""
+    if isinstance(came, dict) and isinstance(right, dict):
+        return ("A dictionary has other keys than asked for: is one missing, too many, or of "
+                "another type (1 is not \"1\")?")
+    if isinstance(right, torch.Tensor) and isinstance(came, torch.Tensor):
+        return ("The result has the wrong shape or dtype." if (came.shape, came.dtype)
+                != (right.shape, right.dtype) else "")
+    for kind, name in _KINDS.items():
+        if isinstance(right, kind) and not isinstance(came, kind):
+            return (f"None comes back where {name} is asked for: is there a `return`?"
+                    if came is None else f"Return {name}, not "
+                    f"{came[:40] if isinstance(came, Opaque) else type(came).__name__}.")
+    return ""
+
+
+_KINDS: dict[Any, str] = {
+    torch.Tensor: "a tensor", dict: "a dictionary",
+    (list, tuple): "a list", (int, float): "a Python number (x.item(), if x is a tensor)"}
+
+
+def _rounded(came: Any, right: Any) -> bool:
+    """Is `came` what is right, to about the digits of float32, or cut to a few of them?"""
+    if isinstance(right, torch.Tensor) and right.is_floating_point():
+        most = right.abs().max().double() if right.numel() else 0.0
+        return bool(((came.double() - right.double()).abs() <= 1e-5 * most).all())
+    return isinstance(right, float) and came != 0 and (
+        math.isclose(came, right, rel_tol=1e-5)
+        or came in {int(right), *(round(right, n) for n in range(6))})
+
+
 def _scaled(came: Any, right: Any, factor: float) -> bool:
     """Is `came` `factor` times what is right, which is not all zero?"""
     if right is ANY or not isinstance(came, torch.Tensor) or not isinstance(right, torch.Tensor):
@@ -134,7 +195,17 @@ def failure_clue(failure: CaseFailure) -> str:
     return hint.replace("{message}", failure.message[:1].upper() + failure.message[1:])
 
 
-_ENDLESS = "The function does not end: look for an infinite loop.{seen}"
+def error_clue(failure: CaseFailure | None) -> str:
+    """An error of which nothing else is known; "" if none was raised."""
+    if failure is None or failure.kind != "raised":
+        return ""
+    said = f"{failure.error}: {failure.message}".removesuffix(": ")
+    at = f" in this line of yours: {failure.at}" if failure.at else ""
+    return f"The function ends with an error{at}. It says: {said:.300}."
+
+
+_ENDLESS = ("The function had not ended in time: look for an infinite loop, or for work that is "
+            "done again and again.{seen}")
 _ENDS = {
     "pending": "Call wait() on everything that isend, irecv, post and begin return, or cancel() "
                "it, before the function returns. This line began it: {at}.",
@@ -185,8 +256,7 @@ _RAISED = [  # part of "error: message" → hint
     (r"^ShapeMismatch: .*an object", _OBJECT),
     (r"^ShapeMismatch: ", _SIZES),
     (r": split is not for sending|: the answer returned \w+, not ", "{message}."),
-    (r"cannot pickle 'generator' object", "The function has a yield, or returns `(… for …)`, so a "
-     "generator comes back: return a list."),
+    (r"cannot pickle 'generator' object", _GENERATOR),
     (r"'tuple' object does not support item assignment",
      "x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
      "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "

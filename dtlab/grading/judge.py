@@ -240,7 +240,10 @@ def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: 
     failure, clue = bad.outcome.failure, bad.clue
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
     special = ended and earlier and all(row.passed for row in earlier)
-    return (usual or clue) if special else clue or (usual if not earlier else "")
+    unknown = "" if any(row.hint for row in earlier) else clues.error_clue(failure)
+    if special:
+        return usual or clue or unknown
+    return clue or unknown or ("" if earlier else usual)
 
 
 def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:

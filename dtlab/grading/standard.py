@@ -96,9 +96,8 @@ def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None
     wanted, where = case.wanted, f"rank {rank}: " if case.ranks > 1 else ""
     assert wanted is not None
     came = outcome.values[rank]
-    if wanted.returns is not None and wanted.items:
-        if not isinstance(came, (tuple, list)) or len(came) != len(wanted.items):
-            came = [came] * len(wanted.items)  # none of them is right
+    if wanted.returns is not None and wanted.items and isinstance(came, (tuple, list)) and (
+            len(came) == len(wanted.items)):
         for name, *pair in zip(wanted.items, came, wanted.returns[rank], strict=True):
             if names is None or name in names:
                 yield f"{where}{name}", *pair

@@ -22,7 +22,7 @@ from dtlab.grading.report import printable
 LARGEST_BYTES = 20_000_000  # of a notebook: with its pictures, one of ours has a tenth
 LARGEST_ZIP_BYTES = 5 * LARGEST_BYTES  # of all notebooks in a zip
 LARGEST_ZIP_FILES = 100  # notebooks
-NO_NOTEBOOK, EMPTY = "it is no notebook (.ipynb) and no zip", "this folder is empty"
+NO_NOTEBOOK, EMPTY = "its name ends neither in .ipynb nor in .zip", "this folder is empty"
 _IGNORED = re.compile(r"__MACOSX$|\.[^.]")  # so begin folders that are nobody's hand-in
 
 # How learning platforms name what they let a teacher download; the number is the learner's.

@@ -181,17 +181,19 @@ def assigned_names(tree: ast.AST) -> set[str]:
 def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
     cells, room = [], LARGEST_CODE
     for cell in notebook["cells"]:
-        source = cell.get("source") if isinstance(cell, dict) else None
-        if isinstance(source, (str, list)) and cell.get("cell_type") == "code":
+        if not isinstance(cell, dict):
+            continue
+        source, metadata = cell.get("source"), cell.get("metadata")
+        found = metadata if isinstance(metadata, dict) else {}
+        mark, tags = found.get("nbgrader"), found.get("tags")
+        mark = mark if isinstance(mark, dict) else {}
+        if isinstance(source, (str, list)) and (  # M makes Markdown of an answer in JupyterLab
+                cell.get("cell_type") == "code" or mark.get("solution")):
             text = source if isinstance(source, str) else "".join(map(str, source))
             room -= len(text)
             if room >= 0:
                 text = _without_ipython(text)
-            metadata = cell.get("metadata")
-            found = metadata if isinstance(metadata, dict) else {}
-            mark, tags = found.get("nbgrader"), found.get("tags")
-            cells.append(CodeCell(text, mark if isinstance(mark, dict) else {},
-                                  tags if isinstance(tags, list) else [],
+            cells.append(CodeCell(text, mark, tags if isinstance(tags, list) else [],
                                   _parsed(text) if room >= 0 else []))
     return cells
 
@@ -203,11 +205,17 @@ def _solution_cells(source: list[CodeCell]) -> dict[str, set[str]]:
 
 def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, list[int]]:
     """grade id → which of a learner's cells answer it: a cell that JupyterLab has split or copied
-    keeps its id. One that was made anew is known by the function that it defines."""
-    chosen = {}
+    keeps its id. One that was made anew is known by the function that it defines, in a notebook of
+    the course: with marks, or checks. A stub doesn't count where the function is written elsewhere.
+    """
+    chosen, marks = {}, any(cell.mark for cell in cells)
     for grade_id, names in wanted.items():
-        marked = [i for i, cell in enumerate(cells) if cell.mark.get("grade_id") == grade_id]
-        same_name = [i for i, cell in enumerate(cells) if names & cell.functions]
+        if not marks and not any(grade_id in cell.text for cell in cells):
+            continue
+        written = [i for i, cell in enumerate(cells) if names & cell.written]
+        same_name = written or [i for i, cell in enumerate(cells) if names & cell.functions]
+        marked = [i for i, cell in enumerate(cells) if cell.mark.get("grade_id") == grade_id
+                  and (i in same_name or not names & cell.functions)]
         if marked or same_name:
             chosen[grade_id] = marked or same_name[-1:]
     return chosen

@@ -48,9 +48,6 @@ MISTAKES = [
              "        total[:-1] = len(whole) * gradient(whole)\n        total[-1] = len(whole)\n"},
             "All micro-batches at once are what there is no room for: call gradient for one after "
             "the other, and add up."),
-    Mistake({"torch.zeros(length + 1, dtype=torch.float64)": "torch.zeros(length + 1)",
-             RETURN: f"({RETURN}).double()"}, "The sums are rounded to float32: make the vector of "
-            "zeros with dtype=torch.float64."),
     Mistake({f"    {REDUCE}": f"    total[:-1] /= total[-1].clamp(min=1)\n    {REDUCE}"}, "The "
             "gradients are divided twice: by this rank's samples, and by all. The second is enough."),
 ]

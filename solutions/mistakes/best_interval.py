@@ -31,8 +31,6 @@ MISTAKES = [
             "best availability: here failures strike at all times, and the restart plays no part."),
     Mistake({MTTF: "node_mttf_h * 3600 // nodes"}, "// rounds down: the mean time to failure is "
             "no whole number of seconds. Take /."),
-    Mistake({"return mttf_s, ": "return torch.tensor(mttf_s), "}, "Return Python numbers, no "
-            "tensors: .item()."),
     Mistake({", period_s, save_s": ", period_s / 60, save_s", "mttf_s, period_s, share": "mttf_s, "
              "period_s / 60, share"}, "Units: the period is in minutes; return seconds."),
     Mistake({YOUNG: "math.sqrt(2 * save_s * (mttf_s + restart_s))"}, "The first goal has no "

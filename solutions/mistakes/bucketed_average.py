@@ -25,8 +25,6 @@ MISTAKES = [
     Mistake({"zip(bucket, vector.split([len(g) for g in bucket])": "zip(bucket[::-1], "
              "vector.split([len(g) for g in bucket[::-1]])"}, "The parts go back in another order "
             "than the one in which they were joined."),
-    Mistake({"torch.cat(bucket)": "torch.cat(bucket).float().to(grad.dtype)"}, "The averages are "
-            "rounded to float32 on the way: keep the dtype of the gradients."),
     Mistake({"reversed(list(enumerate(grads)))": "[(len(grads) - 1 - i, g) for i, g in "
              "enumerate(grads)]"}, "The buckets begin with the first gradient. Backward computes "
             "the last layer's first: go through `grads` from its end."),

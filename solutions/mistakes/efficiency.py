@@ -16,8 +16,6 @@ HINTS = {
 }
 
 MISTAKES = [
-    Mistake({"return speedup, efficiency": "return efficiency, speedup"}, "This is the efficiency: "
-            "the speedup is T_1/T_n. Speedups come first, then efficiencies."),
     Mistake({SPEEDUP: "times[1] / t / n for n", EFFICIENCY: "s for n"},
             "This is the efficiency: the speedup is T_1/T_n."),
     Mistake({SPEEDUP: "t / times[1] for n", EFFICIENCY: "1 / s / n for n"},
@@ -33,8 +31,6 @@ MISTAKES = [
             "off at 0 or 1, but where n devices are more than n times as fast, or slower than one, "
             "it lies beyond: return what the fit gives."),
     Mistake({SPEEDUP: "next(iter(times.values())) / t for n"}, WHEREVER),
-    Mistake({"return speedup, efficiency": "return list(speedup.values()), list(efficiency.values())"},
-            "These are lists: return dictionaries, number of devices → speedup, and → efficiency."),
     Mistake({SERIAL: SERIAL + "; serial = 1 - serial"},
             "This is the share that can be divided: return 1 minus it."),
     Mistake({SERIAL: f"{LAST}; serial = t / times[1]"}, "This takes all that the largest run "

@@ -11,6 +11,8 @@ SECOND_PHASE = ("which chunk do you send in step s of the all-gather? Begin with
                 "complete here, chunk r + 1, then pass on what came in the step before.")
 
 HINTS = {
+    "sums": FIRST_PHASE + " p − 1 steps later each rank has one complete chunk; p − 1 more hand "
+        "them round.",
     "any p": "It works for some numbers of ranks only: a ring needs no power of two.",
     "any n": "It fails where p does not divide n. x.tensor_split(p) cuts any n: sizes differ by "
         "one element at most, and may be 0; cut your inbox to the size of what comes.",
@@ -19,7 +21,7 @@ HINTS = {
     "rounds": "Let every rank send to the right and receive from the left in the same step: "
         "comm.sendrecv(chunk, right, inbox, left); each of the two phases has p − 1.",
     "memory": "More than one chunk is held. One inbox is enough: make it once, before the loop; "
-        "chunks of x can be sent, and in the second phase received into, as they are.",
+        "chunks of x can be sent, and in the second phase received into, as they are; a + b makes another.",
 }
 
 MISTAKES = [

@@ -17,6 +17,8 @@ HINTS = {
 MISTAKES = [
     Mistake({"total / comm.size": "total"},
             "That is the sum over the ranks: divide by comm.size."),
+    Mistake({"total / comm.size": "total / everywhere.flatten().bincount(minlength=len(g)).clamp(1)"},
+            "Each place is divided by the number of ranks that sent it: divide by all of them."),
     Mistake({"memory.abs().topk": "memory.topk"}, "The largest are those of largest absolute value: "
             "x.abs().topk(k), then x at these places, with their signs."),
     Mistake({"values = memory[places]": "values = memory.abs()[places]"}, "What was sent has lost "

@@ -18,9 +18,6 @@ HINTS = {
 MISTAKES = [
     Mistake({"weights.copy_": "weights = weights.clone().copy_"}, "The weights are as they were: "
             "write the new ones into `weights` itself (weights.copy_(…)), not into a copy."),
-    Mistake({MEAN: 'reduce_scatter(comm, rows(grad.float()), op="avg").to(grad.dtype)'},
-            "Nearly: something is rounded to float32 on the way. Make room with torch.empty_like, "
-            "or dtype=weights.dtype."),
     Mistake({', op="avg"': ""}, "The gradients are summed, but not averaged: divide by the number "
             "of ranks, or op=\"avg\"."),
     Mistake({MEAN: MEAN + " / comm.size"},

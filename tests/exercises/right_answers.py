@@ -388,6 +388,17 @@ def by_places(node, message):  # right as well: a log, positions, one cumulative
         [] if before is None else [(before, ("upto", len(log)))])
 
 
+def momentum_in_numpy(comm, weights, grad, state, lr, mu):  # right as well
+    def rows(x):
+        return torch.cat([x, x.new_zeros(-len(x) % comm.size)]).view(comm.size, -1)
+
+    mean = reduce_scatter(comm, rows(grad), "avg").numpy()
+    state["v"] = mu * state.get("v", np.zeros_like(mean)) + mean
+    v = torch.from_numpy(state["v"].astype(mean.dtype))
+    return weights.copy_(all_gather(comm, rows(weights)[comm.rank] - lr * v).flatten()
+                         [: len(weights)])
+
+
 def with_prefetch(comm, layers, shards, x):
     """Right: the next layer is gathered while this one computes."""
     def run(order, use):
@@ -507,6 +518,7 @@ RIGHT = {
     "sharded-store": [end_to_end], "two-level-step": [by_collectives],
     "ssp-rule": [counts_who_is_behind, in_numpy], "dc-asgd": [with_other_words],
     "top-k": [rank_by_rank], "chain-replication": [by_places], "zero-stage-3": [with_prefetch],
+    "zero-stage-1": [momentum_in_numpy],
     "restart-bits": [saves_a_tuple], "surviving-checkpoint": [two_slots],
     "best-interval": [by_halving], "shrink": [asks_only_the_living],
 }

@@ -290,6 +290,79 @@ def only_pickle_notices(disk):
     return save, load
 
 
+@clue("efficiency", 6, "other keys than asked for")
+def texts_for_keys(times):
+    speedup, *others = solution("efficiency")(times)
+    return {str(n): s for n, s in speedup.items()}, *others
+
+
+@clue("efficiency", 6, "the right numbers, rounded")
+def rounds_to_two_digits(times):
+    speedup, *others = solution("efficiency")(times)
+    return {n: round(s, 2) for n, s in speedup.items()}, *others
+
+
+@clue("vocab-loss", 0, "in another order: return loss, the gradient")
+def the_gradient_first(*args):
+    return solution("vocab-loss")(*args)[::-1]
+
+
+@clue("vocab-loss", 0, "Return a tuple or a list of 2 things")
+def the_loss_alone(*args):
+    return solution("vocab-loss")(*args)[0]
+
+
+@clue("vocab-loss", 0, "the right numbers, rounded")
+def a_loss_in_float32(comm, logits, targets, first):
+    loss, gradient = solution("vocab-loss")(comm, logits.float(), targets, first)
+    return loss.double(), gradient.double()
+
+
+@clue("bruck-all-to-all", 0, "Return a tensor, not list")
+def rows_in_a_list(comm, parts):
+    return list(solution("bruck-all-to-all")(comm, parts))
+
+
+@clue("bruck-all-to-all", 0, "Where it is nan, nothing was written")
+def its_own_row_is_missing(comm, parts):
+    came, result = solution("bruck-all-to-all")(comm, parts), torch.empty_like(parts)
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    result[others] = came[others]
+    return result
+
+
+@clue("top-k", 0, "divided by the number of ranks once too often")
+def a_mean_of_the_mean(comm, *args):
+    return solution("top-k")(comm, *args) / comm.size
+
+
+@clue("top-k", 0, "the right numbers, rounded")
+def sends_float32(comm, g, memory, k):
+    memory += g
+    places = memory.abs().topk(min(k, len(g))).indices
+    values, total = memory[places].float(), torch.zeros_like(g)
+    memory[places] = 0
+    total.index_add_(0, collectives.all_gather(comm, places).flatten(),
+                     collectives.all_gather(comm, values).flatten().double())
+    return total / comm.size
+
+
+@clue("find-rings", 0, "a generator comes back: return a list")
+def yields_rings(ranks, links):
+    yield from solution("find-rings")(ranks, links)
+
+
+@clue("fix-deadlock", 0, "so a coroutine comes back")
+async def passes_asynchronously(comm, value):
+    return value
+
+
+@clue("best-interval", 2, "TypeError: unsupported operand")
+def squares_with_a_hat(goal, *args):
+    mttf, period, share = solution("best-interval")(goal, *args)
+    return mttf, period, share if goal == "least lost time" else share ^ 2
+
+
 # ---- costs, of an answer in another style than the recorded mistakes -----------------------------
 
 

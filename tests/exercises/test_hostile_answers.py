@@ -100,7 +100,7 @@ def answers_beside(comm, x):
     return x
 
 
-ENDLESS = "does not end"
+ENDLESS = "had not ended in time"
 
 
 @pytest.mark.parametrize(("answer", "hint"), [

@@ -90,7 +90,7 @@ def test_learners_of_one_name_are_told_apart_and_whoever_handed_in_something_has
         "Jo Li (101)", "Jo Li (202)", "a b (1)", "a b (2)", "caf?", "eve", "eve", "flo", "gus",
         "hal", "ida"]
     assert {each.learner: each.problem for each in found if each.problem} == {
-        "gus": "it is no notebook (.ipynb) and no zip", "hal": "this folder is empty",
+        "gus": "its name ends neither in .ipynb nor in .zip", "hal": "this folder is empty",
         "ida": "it is a link; hand in the folder itself"}
 
 

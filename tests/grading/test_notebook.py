@@ -28,7 +28,7 @@ from dtlab.grading.judge import prepare_to_fork, try_all
 from dtlab.grading.notebook import grade_notebooks
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.submissions import find_each
-from dtlab.grading.submitted import SubmittedCell
+from dtlab.grading.submitted import SubmittedCell, read_submitted
 
 ROOT = Path(__file__).resolve().parents[2]
 grade_notebook = partial(grade_in_sandbox, sandbox="none")
@@ -153,6 +153,22 @@ def test_an_answer_is_found_by_its_function_when_the_marks_are_lost(welcome, sub
     for cell in welcome["cells"]:
         cell["metadata"] = {}
     assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
+
+
+def test_a_stub_beside_the_answer_and_an_answer_that_became_markdown_do_not_matter(welcome, submit):
+    answer = marked(welcome, "hello-ranks")
+    stub = copy.deepcopy(answer) | {"source": "def hello(comm):\n    raise NotImplementedError"}
+    welcome["cells"].insert(welcome["cells"].index(answer) + 1, stub)
+    other = marked(welcome, "fix-deadlock")
+    other["cell_type"] = "markdown"
+    assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
+
+
+@pytest.mark.parametrize("chapter", sorted((ROOT / "notebooks").glob("*.ipynb")),
+                         ids=lambda path: path.stem)
+def test_a_chapter_is_taken_for_no_exercise_though_functions_have_the_same_names(chapter):
+    with pytest.raises(ConfigError, match="no exercise of this course"):
+        read_submitted(chapter, ROOT / "solutions")
 
 
 def test_the_name_of_the_file_does_not_matter(welcome, submit):

@@ -14,6 +14,7 @@ from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import F64, sent_at_most, values
 
 ENTRY = 16  # bytes: a float64 and an int64
+WIDE = 1 + 2**-30  # makes of a whole number one that float32 does not hold; sums stay exact
 
 
 def follow(gs: list[torch.Tensor], k: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -39,13 +40,13 @@ def call(function: Callable[..., Any], comm: Comm, gs: torch.Tensor, k: int
 
 
 def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
-    """Whole numbers, no two of equal size among those that a rank chooses from."""
+    """Nearly whole numbers, no two of equal size among those that a rank chooses from."""
     gs = []
     for rank in range(ranks):
         random, rows = generator(seed, ranks, n, k, steps, rank), list[torch.Tensor]()
         for _ in range(steps):
             waiting = follow([torch.stack(rows)], k)[1][0] if rows else torch.zeros(n, dtype=F64)
-            drawn = (random.permutation(n) + 1) * random.choice([-1, 1], n)
+            drawn = (random.permutation(n) + 1) * random.choice([-1, 1], n) * WIDE
             rows.append(torch.from_numpy(drawn) - waiting)
         gs.append(torch.stack(rows))
     text = f"{counted(ranks, 'rank')}, n = {n}, k = {k}, {counted(steps, 'step')}"

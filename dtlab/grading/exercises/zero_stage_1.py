@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -46,7 +47,8 @@ def train_and_move(step: Callable[..., Any], comm: Comm, weights: Tensor, grads:
     if first:
         comm.send(weights, comm.rank + half)
         comm.send(state, comm.rank + half)
-    tensors = [x for x in tree_leaves(list(state.values())) if isinstance(x, Tensor)]
+    tensors = [torch.as_tensor(x) for x in tree_leaves(list(state.values()))
+               if isinstance(x, (Tensor, np.ndarray))]
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
     return sum(storages.values()), sum(x.nbytes for x in tensors)
 
