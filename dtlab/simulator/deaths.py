@@ -117,10 +117,10 @@ def _is_open(call: object) -> bool:
 
 
 def _cut(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
-    """Have messages across a closed channel put nothing in its place any more. Returns those."""
+    """Have messages across a closed channel arrive nowhere any more. Returns those."""
     closed = [message for message in messages if message.channel.closed]
     for message in closed:
-        message.real = False
+        message.into = None
     return closed
 
 

@@ -144,3 +144,18 @@ def test_an_agreement_or_a_message_at_the_instant_of_a_death_wakes_its_waiter_on
 
     network = uniform(3, 0, 8.0)  # the message of rank 0 arrives when the death is noticed
     assert simulate(exchanges, network=network, crash={2: 0}, detect_s=0.5).values == [0, 1, None]
+
+
+def test_what_is_cut_off_before_anyone_waits_for_it_has_not_come() -> None:
+    def body(comm: Comm) -> str:
+        x = torch.zeros(1)
+        work = comm.isend(torch.ones(1), 1) if comm.rank == 0 else comm.irecv(x, 0)
+        with comm.compute("long", seconds=1.0):  # rank 0 dies before
+            pass
+        with pytest.raises(RankDied):
+            work.wait()
+        return f"{x.item()} of {comm.shrink().size}"
+
+    network = uniform(2, 0, 8.0)  # half a second on its way
+    values = simulate(body, network=network, crash={0: 1}, detect_s=0.3).values
+    assert values == [None, "0.0 of 1"]
