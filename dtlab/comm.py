@@ -119,7 +119,8 @@ class Comm(ABC):
 
         `stream` is a communicator over the same ranks with contexts of its own. All that is begun
         on one communicator runs in the order in which it was begun, as on a CUDA stream; so ranks
-        that begin the same things in the same order always meet.
+        that begin the same things in the same order always meet. After one that raised `RankDied`,
+        what is begun on that communicator raises it, too.
         """
 
     @abstractmethod

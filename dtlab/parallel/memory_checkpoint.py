@@ -6,6 +6,7 @@ state, so the neighbour's memory is where the second one is.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from dtlab.collectives import broadcast_object
@@ -70,15 +71,16 @@ class MemoryCheckpoint:
         held = comm._all_gather_objects(list(self._parts))
         owners = {key: rank for rank, keys in reversed([*enumerate(held)]) for key in keys}
         number, size = _newest(set(owners))
+        # What only some have of a newer one must not be taken for a part of the next of its number.
+        self.number = number
+        self._parts = {key: part for key, part in self._parts.items() if key[0] <= number}
         if not number:
-            self.number, self._parts = 0, {}
             return None
         parts = [broadcast_object(comm, self._parts.get((number, rank, size)),
                                   owners[number, rank, size]) for rank in range(size)]
         extra = restore(model, optimizer, lambda: merged(parts), "load")
-        self.number = number
         self.save(model, optimizer, extra)
-        return extra
+        return deepcopy(extra)  # the caller may change it
 
 
 def _newest(parts: set[tuple[int, int, int]]) -> tuple[int, int]:

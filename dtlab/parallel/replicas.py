@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RankDied
 from dtlab.parallel.checkpoint import restore
 from dtlab.parallel.checkpoint_contents import contents_of, merged, names_by_group
+from dtlab.parallel.large_batch import Layerwise
+from dtlab.parallel.sharded import parts_of
 from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 Built = tuple[DistributedModule, torch.optim.Optimizer]
@@ -73,9 +76,7 @@ class Replicas:
         backward(model, step, group) leaves gradients, the mean over the group's samples, and
         returns how many there were. They are averaged over all samples of the groups; when all
         ranks have the average, each takes the optimizer's step. All ranks call this until `steps`
-        says that they are done. If no group is whole, it waits for ranks to come back. After a
-        death in the last step of all, ranks that have not returned take it anew, without those
-        that have.
+        says that they are done. If no group is whole, it waits for ranks to come back.
         Cost without a death: an all-reduce of the gradients over the groups, one of 8 bytes and 8
         for each parameter, and one of 8 bytes over all ranks.
         """
@@ -117,12 +118,13 @@ class Replicas:
             all_reduce(self._across, gradient, algorithm="auto")
 
     def _commit(self) -> None:
-        """All ranks have the averaged gradients."""
-        if self._built is not None:
-            self._built[1].step()
+        """All ranks have the averaged gradients. If one of the group dies while ZeRO hands out the
+        parameters, this rank has stepped its own part all the same."""
         self._averaged = False
         self.counted[self.steps] = self._whole
         self.steps += 1
+        if self._built is not None:
+            self._built[1].step()
 
     def _reform(self) -> None:
         """Form the groups anew of the ranks that are left, once none dies meanwhile."""
@@ -138,11 +140,15 @@ class Replicas:
         """Form the groups that are whole, with the newest state on all of their ranks. A death on
         the way changes nothing but `_part`."""
         comm = self.comm
-        steps, sizes = zip(*comm._all_gather_objects((self.steps, self._all)), strict=True)
-        newest, self._all = max(steps), max(sizes)
+        holds = self._built is not None or self._part[0] == self.steps
+        everyone = comm._all_gather_objects((self.steps, self._all, holds, self._averaged))
+        newest, self._all = (max(each[k] for each in everyone) for k in (0, 1))
         check_whole("Replicas: ranks of a group", self.ranks, 1, self._all)
-        if self._averaged and self.steps == newest - 1:
-            self._commit()  # as another rank has, which knew that all had the average
+        ready = [averaged for at, _, holds, averaged in everyone if holds and at == newest]
+        newest += bool(ready) and all(ready)
+        if self._averaged and self.steps == newest - 1:  # all had the average, so that another rank
+            with suppress(RankDied):  # may have taken the step; its group has ended
+                self._commit()
         self._averaged = False
         if self._built is not None:
             self._part = self.steps, contents_of(*self._built, self._names, None)
@@ -160,6 +166,7 @@ class Replicas:
                 raise ConfigError(f"Replicas: build returns model and optimizer, not "
                                   f"{short(built)}")
             check_distributed(built[0], "Replicas")
+            _check_optimizer(*built)
             self._names = names_by_group(built[0].comm, *built)
             if newest < 0 and self.number == self._whole[0]:  # all begin as this group does
                 part = contents_of(*built, self._names, None)
@@ -186,3 +193,12 @@ class Replicas:
             if missing and comm.rank == rank:
                 part = comm.recv_object(sources[at])
         return part
+
+
+def _check_optimizer(model: DistributedModule, optimizer: Any) -> None:
+    """Raise `ConfigError` if a step needs all ranks of a group, of which one may have died."""
+    if isinstance(optimizer, Layerwise) and model.comm.size > 1 and (
+            model.sharded or parts_of(model.module)):
+        raise ConfigError(f"Replicas: a step of {type(optimizer).__name__} on parts of layers "
+                          f"needs all ranks of a group, of which one may have died; use another "
+                          f"optimizer, or DataParallel in each group")

@@ -182,6 +182,7 @@ class Stage1(SynchronizedModule):
         """After the optimizer's step, or a load: each rank hands out its shard."""
         for unit in self.units:
             unit.take_step()
+        for unit in self.units:
             assert unit.whole is not None
             self.gather(self.comm, unit, unit.whole)
 
@@ -321,6 +322,7 @@ class Stage3(Stage2):
     def share_parameters(self) -> None:
         for unit in self.units:
             unit.take_step()
+        for unit in self.units:
             self._free(unit)
             if unit.whole is not None:
                 self.gather(self.comm, unit, unit.whole)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dtlab.comm import Work
+from dtlab.errors import RankDied
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.shared_status import IDLE, RUNNING
 from dtlab.tracebacks import Place, place_text
@@ -26,7 +27,7 @@ class BegunWork(Work):
         self.over = Event()
         self._listeners: list[Event] = []
         self._value: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def wait(self) -> Any:
         """As in `Work`."""
@@ -40,8 +41,8 @@ class BegunWork(Work):
                 writer.runs()
             self._end.recorder.add_wait(begun_s, f"stream {self._stream.number}", writer.number)
         self._stream.join()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value
 
     def cancel(self) -> None:
@@ -56,7 +57,7 @@ class BegunWork(Work):
     @property
     def has_failed(self) -> bool:
         """Does `wait` raise, now that it is over?"""
-        return self._error is not None
+        return self.error is not None
 
     def notify(self, listener: Event) -> list[Event]:
         """Set `listener` once it is over, unless it is taken out of the returned list before."""
@@ -65,12 +66,15 @@ class BegunWork(Work):
             listener.set()
         return self._listeners
 
-    def run(self, task: Callable[[], Any]) -> None:
-        """On the stream's thread, call `task` and keep what comes of it."""
+    def run(self, task: Callable[[], Any], died: BaseException | None) -> None:
+        """On the stream's thread, call `task` and keep what comes of it. died: the `RankDied` of
+        one before it, which others may be in still: so it fails, too."""
         try:
+            if died is not None:
+                raise died
             self._value = task()
         except BaseException as error:  # for the strand that waits
-            self._error = error
+            self.error = error
 
     def finish(self) -> None:
         """It is over: let those go on that wait for it."""
@@ -117,6 +121,7 @@ class Stream:
 
     def _serve(self) -> None:
         self._end.adopt_thread(self._writer)
+        died: BaseException | None = None
         with self.context():
             while True:
                 begun = self._tasks.get()
@@ -124,7 +129,8 @@ class Stream:
                     return
                 work, line, task = begun
                 self._writer.does(RUNNING, line=line)
-                work.run(task)
+                work.run(task, died)
+                died = work.error if isinstance(work.error, RankDied) else died
                 if self._tasks.empty():
                     self._writer.does(IDLE)
                 work.finish()

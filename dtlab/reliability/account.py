@@ -68,7 +68,7 @@ def goodput(
     check_whole("group", group)
     check_whole("ranks_per_node", ranks_per_node)
     check_whole("seed", seed, least=0)
-    if answer not in ANSWERS:
+    if not isinstance(answer, str) or answer not in ANSWERS:
         raise ConfigError(f"answer must be one of {', '.join(ANSWERS)}, not {short(answer)}")
     if nodes % group or (group > 1 and answer != "replicas"):
         raise ConfigError(f"group is for replicas, and divides the {nodes} nodes; not {group}")

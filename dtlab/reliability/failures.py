@@ -51,7 +51,7 @@ class Failures:
         check_whole("bad", self.bad, 0, MOST_NODES)
         if self.exclude_after is not None:
             check_whole("exclude_after", self.exclude_after)
-        if self.spread not in SPREADS:
+        if not isinstance(self.spread, str) or self.spread not in SPREADS:
             raise ConfigError(f"spread must be one of {', '.join(SPREADS)}, not "
                               f"{short(self.spread)}")
         try:

@@ -56,7 +56,7 @@ class Job:
     """`run` plays the whole duration; then `ticks`, `failures`, `restarts`, `timeline` hold."""
 
     def __init__(self, case: Case):
-        self.case, self.draws, self.now = case, random.Random(case.seed), 0
+        self.case, self.draws, self.now = case, random.Random(int(case.seed)), 0
         self.ticks = dict.fromkeys(KINDS, 0)
         self.failures = self.restarts = 0
         self.timeline: list[Interval] = []

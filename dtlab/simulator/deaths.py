@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dtlab.errors import RankDied
-from dtlab.simulator.engine import Engine
+from dtlab.simulator.engine import ANY, Engine
 from dtlab.simulator.messages import ANY_SOURCE, PendingMessage, generation
 from dtlab.simulator.strands import Crashed, Strand
 from dtlab.simulator.waiting import Agreement, open_messages
@@ -93,10 +93,11 @@ class Deaths:
         for strand in engine.strands:
             if strand.done:
                 continue
-            cut = _cut(open_messages(strand))
-            if (cut or isinstance(strand.waits_for, Agreement)) and strand.awaits is not None:
+            waits = open_messages(strand)
+            cut = _cut(waits) and (strand.awaits is ANY or strand.awaits in waits)
+            if (cut or _is_open(strand.waits_for)) and strand.awaits is not None:
                 strand.awaits = None
-                engine.wake(strand)
+                engine.wake(strand)  # once: what has come has woken it already
 
     def check(self, strand: Strand) -> None:
         """Raise `RankDied` if the strand waits for a message that can't come any more."""
@@ -110,11 +111,16 @@ class Deaths:
         return next((r for r in ranks if (number, r) in self._engine.channels.closed), None)
 
 
+def _is_open(call: object) -> bool:
+    """Is it one that not all ranks have made?"""
+    return isinstance(call, Agreement) and len(call.made) < len(call.ranks)
+
+
 def _cut(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
-    """Have messages across a closed channel put nothing in its place any more. Returns those."""
+    """Have messages across a closed channel arrive nowhere any more. Returns those."""
     closed = [message for message in messages if message.channel.closed]
     for message in closed:
-        message.real = False
+        message.into = None
     return closed
 
 

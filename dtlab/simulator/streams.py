@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtlab.comm import Comm
+from dtlab.errors import RankDied
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
 from dtlab.simulator.strands import Crashed, Stopped, Strand
@@ -43,9 +44,12 @@ class Begun(SimWork):
         self._waiting = strand
         return self
 
-    def run(self) -> None:
-        """Call it, on the stream's strand. An error that nobody waits for ends the run."""
+    def run(self, died: BaseException | None) -> None:
+        """Call it, on the stream's strand. died: the `RankDied` of one before it, which others may
+        be in still: so it fails, too. An error that nobody waits for ends the run."""
         try:
+            if died is not None:
+                raise died
             self.value = self.call()
         except Exception as error:
             self.error = error
@@ -83,6 +87,7 @@ class Stream:
     def _run(self, strand: Strand) -> None:
         """Run the stream's strand, from its first moment to its last."""
         strand.idle_since_s = self._engine.now
+        died: BaseException | None = None
         while True:
             while not self._begun:
                 self._engine.end_wait(strand)
@@ -92,7 +97,8 @@ class Stream:
             begun = self._begun.popleft()
             strand.line = begun.line
             try:
-                begun.run()
+                begun.run(died)
+                died = begun.error if isinstance(begun.error, RankDied) else died
                 if begun.error is not None and self._has_ended():
                     begun._detach()
             except Stopped:

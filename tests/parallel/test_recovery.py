@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 import dtlab
 from dtlab import Comm, RankDied
+from dtlab.collectives import barrier
 from dtlab.parallel import (
+    LAMB,
     BatchSampler,
     DataParallel,
     MemoryCheckpoint,
@@ -165,11 +167,39 @@ def test_two_may_die_but_not_two_neighbours_at_once() -> None:
         survivors(2, 5, {1: 60, 2: 60})
 
 
+def test_parts_of_two_attempts_at_a_checkpoint_are_never_mixed() -> None:
+    """Rank 5 dies within a save, which some have completed; comes back; then rank 2 dies while all
+    save the older one anew, under the same number."""
+
+    def trained(comm: Comm) -> None:
+        memory = MemoryCheckpoint()
+        while True:
+            try:
+                model = DataParallel(nn.Linear(6, 1, bias=False), comm)
+                extra = memory.load(model) or {"steps": []}
+                if steps := extra["steps"]:
+                    assert model.module.weight.tolist() == [[float(steps[-1])] * 6]
+                    assert steps == [*range(1, len(steps) + 1)]
+                while len(steps) < 8:
+                    steps.append(len(steps) + 1)
+                    model.module.weight.data.fill_(steps[-1])
+                    memory.save(model, None, extra)
+                    barrier(comm)
+                return
+            except RankDied:
+                comm = comm.shrink()
+
+    for first in range(5, 10):
+        for second in range(first + 16, first + 19):
+            dtlab.simulate(trained, network=dtlab.topology.uniform(6, 1e-5, 1e9), trace=False,
+                           crash={5: first, 2: second}, detect_s=1e-3, restart_s=0.0)
+
+
 # ---- replicas -----------------------------------------------------------------------------------
 
 
 def replicated(comm: Comm, ranks: int, folder: Path | None = None,
-               kills: dict[int, float] | None = None) -> Any:
+               kills: dict[int, float] | None = None, stage: int = 3) -> Any:
     """Groups of `ranks`, of which each trains on its own quarter or half of every batch."""
     if folder is not None:
         die_once(comm, folder, kills or {})
@@ -177,7 +207,7 @@ def replicated(comm: Comm, ranks: int, folder: Path | None = None,
     longest_s = 0.0
 
     def build(group: Comm) -> Any:
-        return wrapped(group, 3 if ranks > 1 else 0)
+        return wrapped(group, stage if ranks > 1 else 0)
 
     def backward(model: Any, step: int, group: int) -> int:
         if folder is not None:
@@ -241,6 +271,16 @@ def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
     assert back > 3
 
 
+@pytest.mark.parametrize("restart_s", [2.5, None])
+def test_a_death_while_zero_hands_out_parameters_voids_no_step(restart_s: float | None) -> None:
+    """All had the average: whose group has ended has stepped its part, too, once. A death in the
+    last step keeps nobody waiting for those that have returned."""
+    for event in (15, 16, 26, 27, 70, 71, 72):
+        values = dtlab.simulate(replicated, 2, None, None, 1, network=NETWORK, crash={0: event},
+                                detect_s=1e-5, restart_s=restart_s, trace=False, timeout=60).values
+        check_replicas(values, 2)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("cuts", [(0, 2, 2, 6), (0, 6, 6, 6), (0, 1, 3, 6)])
 def test_groups_without_samples_and_layers_that_only_some_use(
@@ -289,6 +329,15 @@ def test_no_group_is_whole_before_the_first_step(event: int, ranks: int) -> None
     values = dtlab.simulate(replicated, ranks, network=NETWORK, crash={1: event, 2: event + ranks},
                             detect_s=0.1, restart_s=0.3, trace=False).values
     check_replicas(values, ranks)
+
+
+def test_an_optimizer_that_needs_the_whole_group_for_its_step_is_refused() -> None:
+    def replicas(comm: Comm, ranks: int) -> None:
+        Replicas(comm, ranks, lambda group: zero(nn.Linear(2, 2), group, 1, LAMB))
+
+    dtlab.simulate(replicas, 1, network=NETWORK)
+    with pytest.raises(dtlab.ConfigError, match="a step of LAMB on parts of layers needs all"):
+        dtlab.simulate(replicas, 2, network=NETWORK)
 
 
 def test_what_build_and_backward_return_is_checked() -> None:

@@ -329,3 +329,21 @@ def test_what_makes_no_sense_is_refused(options: Any) -> None:
         dtlab.simulate(lambda comm: None, network=NETWORK, **options)
     with pytest.raises(ConfigError):
         dtlab.run(lambda comm: None, max_restarts=-1)
+
+
+@pytest.mark.parametrize("backend", ["simulator", "processes"])
+def test_a_stream_does_nothing_after_a_death(backend: str) -> None:
+    """Others may be in the call that failed still: they would take the next one's messages."""
+    def body(comm: Comm) -> list[int]:
+        x, done = torch.zeros(1), list[int]()
+        if comm.rank == 1:
+            comm.send(x, 0)
+        if comm.rank == 0:
+            works = [comm.begin(lambda stream: stream.recv(x, 1)),
+                     comm.begin(lambda _: done.append(1))]
+            for work in works:
+                with pytest.raises(RankDied):
+                    work.wait()
+        return done
+
+    assert on(backend, body, victim=1) == [[], None, [], []]

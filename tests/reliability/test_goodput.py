@@ -6,6 +6,7 @@ import random
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dtlab import ConfigError, Failures, cost, goodput
@@ -183,13 +184,14 @@ def test_no_failure_costs_only_the_saves() -> None:
     run = goodput(3, 0.0, 10, 300, 90, duration_s=1000)
     assert run.shares == {"productive": 0.9, "redone": 0, "blocked": 0.1, "absent": 0}
     assert run.closed_form is run.difference is None
-    assert goodput(3, 0.0, 10, 300, duration_s=1000).interval_s == 1000
+    assert goodput(3, 0.0, 10, 300, duration_s=1000, seed=np.int64(3)).interval_s == 1000
 
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"nodes": 0}, "nodes must be"), ({"failures": -1}, "per_node_day must be"),
     ({"save_s": float("nan")}, "save_s must be"), ({"restart_s": "1"}, "restart_s must be"),
     ({"interval_s": 0}, "interval_s must be"), ({"answer": "pray"}, "answer must be one of"),
+    ({"answer": np.ones(2)}, "answer must be one of"),
     ({"group": 3}, "group is for replicas"), ({"duration_s": 0}, "duration_s must be"),
     ({"spares": -1}, "spares must be"), ({"seed": 0.5}, "seed must be"),
     ({"copy_s": -1}, "copy_s must be"),
@@ -207,7 +209,8 @@ def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: st
 
 
 @pytest.mark.parametrize("options", [
-    {"spread": "normal"}, {"shape": 0}, {"shape": 0.02}, {"rack": 0}, {"bad": -1},
+    {"spread": "normal"}, {"spread": np.ones(2)}, {"shape": 0}, {"shape": 0.02}, {"rack": 0},
+    {"bad": -1},
     {"exclude_after": 0}, {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1},
     {"per_node_day": float("inf")}])
 def test_failures_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Deadlock, simulate
+from dtlab import Comm, ConfigError, Deadlock, RankDied, Recv, simulate
 from dtlab.topology import uniform
 
 NETWORK = uniform(2, 1e-3, 1e9)
@@ -111,3 +111,51 @@ def test_crashes_that_make_no_sense_are_refused(crash: Any) -> None:
 def test_a_limit_must_be_a_time() -> None:
     with pytest.raises(ConfigError, match="0 or more, and finite"):
         simulate(waits, 0.01, [-1.0], network=NETWORK)
+
+
+def late(comm: Comm) -> float:
+    """What rank 1 receives of rank 0 a second later."""
+    x = torch.zeros(1)
+    if comm.rank == 1:
+        comm.recv(x, 0)
+    elif comm.rank == 0:
+        with comm.compute("late", seconds=1.0):
+            pass
+        comm.send(torch.ones(1), 1)
+    return x.item()
+
+
+def test_an_agreement_or_a_message_at_the_instant_of_a_death_wakes_its_waiter_once() -> None:
+    def agrees(comm: Comm) -> float:
+        comm.split(0)
+        return late(comm.shrink())
+
+    assert simulate(agrees, network=NETWORK).values == [0, 1]
+
+    def exchanges(comm: Comm) -> float:
+        try:
+            if comm.rank == 1:
+                comm.exchange(Recv(torch.zeros(1), 0), Recv(torch.zeros(1), 2))
+            comm.send(torch.zeros(1), 1 if comm.rank == 0 else 0)  # rank 2 dies before
+            comm.recv(torch.zeros(1), 2)
+        except RankDied:
+            pass
+        return late(comm.shrink())
+
+    network = uniform(3, 0, 8.0)  # the message of rank 0 arrives when the death is noticed
+    assert simulate(exchanges, network=network, crash={2: 0}, detect_s=0.5).values == [0, 1, None]
+
+
+def test_what_is_cut_off_before_anyone_waits_for_it_has_not_come() -> None:
+    def body(comm: Comm) -> str:
+        x = torch.zeros(1)
+        work = comm.isend(torch.ones(1), 1) if comm.rank == 0 else comm.irecv(x, 0)
+        with comm.compute("long", seconds=1.0):  # rank 0 dies before
+            pass
+        with pytest.raises(RankDied):
+            work.wait()
+        return f"{x.item()} of {comm.shrink().size}"
+
+    network = uniform(2, 0, 8.0)  # half a second on its way
+    values = simulate(body, network=network, crash={0: 1}, detect_s=0.3).values
+    assert values == [None, "0.0 of 1"]
