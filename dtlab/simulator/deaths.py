@@ -67,13 +67,14 @@ class Deaths:
         if rank in self._asking:
             strand.waits_for = "shrink"
             engine.wait_for(self, "")
-        self._generations[rank] = self._formed[0]
         return self._formed
 
     def _agree(self) -> None:
         if self._members and self._members <= self._asking.keys():
             self._members = set(self._asking)
-            self._formed = self._formed[0] + 1, sorted(self._members)
+            self._formed = number, ranks = self._formed[0] + 1, sorted(self._members)
+            for rank in ranks:  # before any of them goes on: a stream of one may crash first
+                self._generations[rank] = number
             asking, self._asking = self._asking, {}
             for _, strand in sorted(asking.items()):
                 if strand is not self._engine.running:

@@ -159,3 +159,27 @@ def test_what_is_cut_off_before_anyone_waits_for_it_has_not_come() -> None:
     network = uniform(2, 0, 8.0)  # half a second on its way
     values = simulate(body, network=network, crash={0: 1}, detect_s=0.3).values
     assert values == [None, "0.0 of 1"]
+
+
+def test_a_crash_between_the_end_of_shrink_and_its_return_is_noticed() -> None:
+    def body(comm: Comm) -> int:
+        def sends_at_last(stream: Comm) -> None:
+            try:
+                stream.recv(torch.zeros(1), 0)
+            except RankDied:
+                stream.send(torch.ones(1), 0)
+
+        if comm.rank == 1:
+            comm.begin(sends_at_last)
+            with comm.compute("before shrink", seconds=1.0):
+                pass
+        else:
+            with pytest.raises(RankDied):
+                comm.recv(torch.zeros(1), 1)
+        comm = comm.shrink()
+        assert comm.size == 2
+        with pytest.raises(RankDied):
+            comm.split(0)
+        return comm.shrink().size
+
+    assert simulate(body, network=NETWORK, crash={1: 3}, detect_s=0.1).values == [1, None]
