@@ -129,7 +129,7 @@ def headline_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}".removesuffix(": ")
 
 
-def handled(error: BaseException | None) -> str:
+def after_error(error: BaseException | None) -> str:
     """For a rank that waits in a `finally` or `except` block: the error that it has raised."""
     return f", after {headline_of(error):.60}" if error is not None else ""
 

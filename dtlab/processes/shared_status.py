@@ -67,7 +67,7 @@ class State(NamedTuple):
     # are older. WAIT: for the stream of this number
     peers: str = ""  # WAIT_ANY: the messages, as `pack_messages` wrote them
     label: str = ""
-    line: str = ""  # of a stream: the line that began what it runs; then `errors.handled`
+    line: str = ""  # of a stream: the line that began what it runs; then `errors.after_error`
 
 
 class SharedStatus:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from dtlab.errors import handled
+from dtlab.errors import after_error
 from dtlab.processes.shared_status import (
     PEERS_BYTES,
     STRANDS,
@@ -70,7 +70,7 @@ class StatusWriter:
         others to or from `peers`."""
         if self._status is None:
             return
-        error = handled(sys.exception())
+        error = after_error(sys.exception())
         if peers != self._peers or label != self._label or error != self._error:
             self._error = error
             self._write_texts(peers, label)
@@ -86,7 +86,7 @@ class StatusWriter:
         text = pack_messages(messages)
         fits = len(text) <= PEERS_BYTES
         self._status.write_texts(self._rank, self.number, text * fits, label,
-                                 self._line + handled(sys.exception()))
+                                 self._line + after_error(sys.exception()))
         self._peers = None
         self._events += 1
         self._status.write(self._rank, self.number, self._events, WAIT_ANY,

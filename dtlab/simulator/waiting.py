@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dtlab.errors import Waiting, handled, why_stuck
+from dtlab.errors import Waiting, after_error, why_stuck
 from dtlab.simulator.lines import learner_line
 from dtlab.simulator.messages import Channel, PendingMessage
 from dtlab.simulator.strands import Strand
@@ -36,7 +36,7 @@ def hint(strands: Sequence[Strand]) -> str:
 def _row(strand: Strand) -> Waiting:
     if strand.done:
         return Waiting(strand.rank, CRASHED if strand.waits_for == CRASHED else "returned")
-    line = str(learner_line(strand.frame()) or strand.line or "") + handled(strand.handles)
+    line = str(learner_line(strand.frame()) or strand.line or "") + after_error(strand.handles)
     beside = f" (stream {strand.stream})" if strand.stream else ""
     messages = open_messages(strand)
     if not messages:

@@ -195,6 +195,18 @@ def test_parts_of_two_attempts_at_a_checkpoint_are_never_mixed() -> None:
                            crash={5: first, 2: second}, detect_s=1e-3, restart_s=0.0)
 
 
+def test_what_the_caller_does_with_extra_does_not_change_the_checkpoint() -> None:
+    def body(comm: Comm) -> Any:
+        memory, model = MemoryCheckpoint(), DataParallel(nn.Linear(2, 1), comm)
+        memory.save(model, None, {"steps": [1]})
+        memory.load(model)["steps"].append(2)  # and saves it anew; let a death undo that
+        memory._parts = {key: part for key, part in memory._parts.items() if key[0] == 1}
+        return memory.load(model)
+
+    values = dtlab.simulate(body, network=dtlab.topology.uniform(2, 1e-5, 1e9)).values
+    assert values == [{"steps": [1]}] * 2
+
+
 # ---- replicas -----------------------------------------------------------------------------------
 
 
