@@ -202,12 +202,13 @@ def _try_attacks(sandbox: str | None, only: str, course: Path | None) -> None:
     if not count:
         raise ConfigError(f"no attack has {only!r} in its name")
     failed = 0
-    for number, came in enumerate(gallery.run_gallery(sandbox, only, course), 1):
-        failed += not came.held
-        typer.echo(f"{number:3} of {count}  {'held  ' if came.held else 'FAILED'}  "
-                   f"{came.points:g} of {came.max_points:g} points, next {came.next_points:g} of "
-                   f"{came.next_max:g}, {came.seconds:3.0f} s  {came.name}"
-                   + (f": left {came.left}" if came.left else ""))
+    for number, attack in enumerate(gallery.run_gallery(sandbox, only, course), 1):
+        failed += not attack.held
+        typer.echo(f"{number:3} of {count}  {'held  ' if attack.held else 'FAILED'}  "
+                   f"{attack.points:g} of {attack.max_points:g} points, "
+                   f"next {attack.next_points:g} of {attack.next_max:g}, "
+                   f"{attack.seconds:3.0f} s  {attack.name}"
+                   + (f": left {attack.left}" if attack.left else ""))
     typer.echo(f"{count - failed} of {count} as it should be: an attack earns nothing, leaves "
                "nothing, and changes no other grade")
     if failed:

@@ -37,15 +37,15 @@ def double_tree(
     trees = Tree(p, mirrored=False), Tree(p, mirrored=True)
 
     # Receive from each neighbour in the order in which it sends: that of its own tasks.
-    coming = []
+    receives = []
     for (tree, s), part in parts.items():
         for child in trees[tree].children(me):
-            coming.append((trees[tree].moment(child, UP, s), tree, s, child, part))
+            receives.append((trees[tree].moment(child, UP, s), tree, s, child, part))
         parent = trees[tree].parent(me)
         if parent is not None:
-            coming.append((trees[tree].moment(parent, DOWN, s), tree, s, parent, part))
+            receives.append((trees[tree].moment(parent, DOWN, s), tree, s, parent, part))
     arriving: dict[tuple[int, int, int], tuple[Work, torch.Tensor]] = {}
-    for _, tree, s, rank, part in sorted(coming, key=lambda row: row[:3]):
+    for _, tree, s, rank, part in sorted(receives, key=lambda row: row[:3]):
         inbox = torch.empty_like(part)
         arriving[tree, s, rank] = comm.irecv(inbox, rank), inbox
 

@@ -79,25 +79,25 @@ def pipelined_(
     """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     pieces = [piece for chunk in passing for piece in cut(chunk, k)]
-    own, coming = pieces[:k], pieces[k:]
+    own, others = pieces[:k], pieces[k:]
     inboxes = passing[0].new_empty((window, max(piece.numel() for piece in pieces)))
 
     def receive(turn: int) -> tuple[Work, torch.Tensor]:
-        into = coming[turn]
+        into = others[turn]
         if turn < summands * k:
             into = inboxes[turn % window][: into.numel()]
         return comm.irecv(into, left), into
 
     sends = [comm.isend(piece, right) for piece in own]
-    arriving = deque(receive(turn) for turn in range(min(window, len(coming))))
-    for turn, piece in enumerate(coming):
+    arriving = deque(receive(turn) for turn in range(min(window, len(others))))
+    for turn, piece in enumerate(others):
         work, arrived = arriving.popleft()
         work.wait()
         if turn < summands * k:
             comm.accumulate_(piece, arrived, op)
-        if turn + k < len(coming):
+        if turn + k < len(others):
             sends.append(comm.isend(piece, right))
-        if turn + window < len(coming):
+        if turn + window < len(others):
             arriving.append(receive(turn + window))
     for work in sends:
         work.wait()

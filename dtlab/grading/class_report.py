@@ -142,7 +142,7 @@ def gradescope_results(reports: Sequence[Report], notes: Sequence[str] = ()) -> 
         {"name": f"{report.exercise}: {row.name}", "score": row.points, "max_score": row.max_points,
          "status": "passed" if row.passed else "failed", "visibility": "visible",
          "output": "\n".join(part for part in (
-             f"tried: {row.tried}", f"result: {row.came}", f"expected: {row.expected}",
+             f"tried: {row.tried}", f"result: {row.actual}", f"expected: {row.expected}",
              row.hint and f"hint: {row.hint}") if part)}
         for report in reports for row in report.rows
     ]

@@ -44,9 +44,9 @@ def collective_in(case: Case, outcome: Outcome) -> str:
 
 def _value_clue(case: Case, outcome: Outcome) -> str:
     wanted = case.wanted
-    for came in outcome.values:
-        if isinstance(came, Opaque) and came.startswith(("<generator", "<coroutine")):
-            return _GENERATOR if came.startswith("<g") else _COROUTINE
+    for actual in outcome.values:
+        if isinstance(actual, Opaque) and actual.startswith(("<generator", "<coroutine")):
+            return _GENERATOR if actual.startswith("<g") else _COROUTINE
     if wanted is None:
         return _NOTHING if outcome.values and outcome.values[0] is None else ""
     pairs = _judged(wanted.leaves, outcome.after)  # what came, what is right
@@ -59,8 +59,8 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
     wrong = [pair for pair in _leaves(pairs) if difference("", *pair, wanted.rtol)]
     if clue := next((clue for pair in wrong if (clue := _kind_clue(*pair))), ""):
         return clue
-    if any(isinstance(came, torch.Tensor) and came.isnan().sum() > right.isnan().sum()
-           for came, right in wrong):
+    if any(isinstance(actual, torch.Tensor) and actual.isnan().sum() > right.isnan().sum()
+           for actual, right in wrong):
         return _UNWRITTEN
     if wrong and all(_rounded(*pair) for pair in wrong):
         return _ROUNDED
@@ -76,23 +76,23 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
 
 def _judged(leaves: Sequence[Any] | None, after: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Pair each judged argument, as the function left it, with its right value."""
-    return [pair for came, left in zip(after, leaves or (), strict=False)
-            for pair in zip(came, left, strict=False) if pair[1] is not ANY]
+    return [pair for actual, left in zip(after, leaves or (), strict=False)
+            for pair in zip(actual, left, strict=False) if pair[1] is not ANY]
 
 
 def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
-    if all(came is None and right is not None for came, right in pairs):
+    if all(actual is None and right is not None for actual, right in pairs):
         return _NOTHING
-    if wanted.items and not all(isinstance(came, (tuple, list)) and len(came) == len(wanted.items)
-                                for came, _ in pairs):
+    if wanted.items and not all(isinstance(actual, (tuple, list))
+                                and len(actual) == len(wanted.items) for actual, _ in pairs):
         return (f"Return a tuple or a list of {len(wanted.items)} things, in this order: "
                 f"{', '.join(wanted.items)}.")
-    if wanted.items and all(difference("", came, right, wanted.rtol) and any(
-            difference("", list(each), right, wanted.rtol) is None for each in permutations(came))
-            for came, right in pairs):
+    if wanted.items and all(difference("", actual, right, wanted.rtol) and any(
+            difference("", list(each), right, wanted.rtol) is None for each in permutations(actual))
+            for actual, right in pairs):
         return f"All is right, but in another order: return {', '.join(wanted.items)}."
-    if all(isinstance(came, list) and len(came) == 1
-           and difference("", came[0], right, wanted.rtol) is None for came, right in pairs):
+    if all(isinstance(actual, list) and len(actual) == 1
+           and difference("", actual[0], right, wanted.rtol) is None for actual, right in pairs):
         return "Return the value itself, not the list it was received into: inbox[0]."
     return ""
 
@@ -131,29 +131,29 @@ _COROUTINE = "The function is an `async def`, so a coroutine comes back: write `
 
 def _leaves(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
     """The single values in pairs of what came and what is right, as far as they are built alike."""
-    for came, right in pairs:
-        if isinstance(right, dict) and isinstance(came, dict) and set(came) == set(right):
-            yield from _leaves((came[key], right[key]) for key in right)
-        elif (isinstance(right, (list, tuple)) and isinstance(came, (list, tuple))
-              and len(came) == len(right)):
-            yield from _leaves(zip(came, right, strict=True))
+    for actual, right in pairs:
+        if isinstance(right, dict) and isinstance(actual, dict) and set(actual) == set(right):
+            yield from _leaves((actual[key], right[key]) for key in right)
+        elif (isinstance(right, (list, tuple)) and isinstance(actual, (list, tuple))
+              and len(actual) == len(right)):
+            yield from _leaves(zip(actual, right, strict=True))
         else:
-            yield came, right
+            yield actual, right
 
 
-def _kind_clue(came: Any, right: Any) -> str:
+def _kind_clue(actual: Any, right: Any) -> str:
     """Explain that something of another kind came than what is right; "" if it is of its kind."""
-    if isinstance(came, dict) and isinstance(right, dict):
+    if isinstance(actual, dict) and isinstance(right, dict):
         return ("A dictionary has other keys than asked for: is one missing, too many, or of "
                 "another type (1 is not \"1\")?")
-    if isinstance(right, torch.Tensor) and isinstance(came, torch.Tensor):
-        return ("The result has the wrong shape or dtype." if (came.shape, came.dtype)
+    if isinstance(right, torch.Tensor) and isinstance(actual, torch.Tensor):
+        return ("The result has the wrong shape or dtype." if (actual.shape, actual.dtype)
                 != (right.shape, right.dtype) else "")
     for kind, name in _KINDS.items():
-        if isinstance(right, kind) and not isinstance(came, kind):
+        if isinstance(right, kind) and not isinstance(actual, kind):
             return (f"None comes back where {name} is asked for: is there a `return`?"
-                    if came is None else f"Return {name}, not "
-                    f"{came[:40] if isinstance(came, Opaque) else type(came).__name__}.")
+                    if actual is None else f"Return {name}, not "
+                    f"{actual[:40] if isinstance(actual, Opaque) else type(actual).__name__}.")
     return ""
 
 
@@ -162,22 +162,22 @@ _KINDS: dict[Any, str] = {
     (list, tuple): "a list", (int, float): "a Python number (x.item(), if x is a tensor)"}
 
 
-def _rounded(came: Any, right: Any) -> bool:
-    """Is `came` what is right, to about the digits of float32, or cut to a few of them?"""
+def _rounded(actual: Any, right: Any) -> bool:
+    """Is `actual` what is right, to about the digits of float32, or cut to a few of them?"""
     if isinstance(right, torch.Tensor) and right.is_floating_point():
         most = right.abs().max().double() if right.numel() else 0.0
-        return bool(((came.double() - right.double()).abs() <= 1e-5 * most).all())
-    return isinstance(right, float) and came != 0 and (
-        math.isclose(came, right, rel_tol=1e-5)
-        or came in {int(right), *(round(right, n) for n in range(6))})
+        return bool(((actual.double() - right.double()).abs() <= 1e-5 * most).all())
+    return isinstance(right, float) and actual != 0 and (
+        math.isclose(actual, right, rel_tol=1e-5)
+        or actual in {int(right), *(round(right, n) for n in range(6))})
 
 
-def _scaled(came: Any, right: Any, factor: float) -> bool:
-    """Is `came` `factor` times what is right, which is not all zero?"""
-    if right is ANY or not isinstance(came, torch.Tensor) or not isinstance(right, torch.Tensor):
+def _scaled(actual: Any, right: Any, factor: float) -> bool:
+    """Is `actual` `factor` times what is right, which is not all zero?"""
+    if right is ANY or not isinstance(actual, torch.Tensor) or not isinstance(right, torch.Tensor):
         return False
-    return bool(came.shape == right.shape and right.count_nonzero() and torch.allclose(
-        came.to(torch.complex128), right.to(torch.complex128) * factor, rtol=0.02))
+    return bool(actual.shape == right.shape and right.count_nonzero() and torch.allclose(
+        actual.to(torch.complex128), right.to(torch.complex128) * factor, rtol=0.02))
 
 
 # ---- no result ----------------------------------------------------------------------------------

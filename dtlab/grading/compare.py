@@ -18,46 +18,46 @@ from dtlab.grading.frames import Opaque
 Difference = tuple[str, str]  # what came, what was wanted
 
 
-def difference(name: str, came: Any, wanted: Any, rtol: float = 0.0) -> Difference | None:
-    """The first place in which `came` is not `wanted`, in words; None if there is none. Lists and
+def difference(name: str, actual: Any, wanted: Any, rtol: float = 0.0) -> Difference | None:
+    """The first place in which `actual` is not `wanted`, in words; None if there is none. Lists and
     tuples are alike. rtol: how far floats may be off, relative to the largest of their tensor."""
     if wanted is ANY:
         return None
     if isinstance(wanted, torch.Tensor):
-        return _tensor_difference(name, came, wanted, rtol)
+        return _tensor_difference(name, actual, wanted, rtol)
     if isinstance(wanted, (list, tuple)):
-        if not isinstance(came, (list, tuple)) or len(came) != len(wanted):
-            return _says(name, came), f"{len(wanted)} values"
-        pairs = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(came, wanted, strict=True))]
+        if not isinstance(actual, (list, tuple)) or len(actual) != len(wanted):
+            return _says(name, actual), f"{len(wanted)} values"
+        pairs = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(actual, wanted, strict=True))]
     elif isinstance(wanted, dict):
-        if not isinstance(came, dict) or set(came) != set(wanted):
-            return _says(name, came), f"a dictionary of {', '.join(map(str, wanted))}"[:80]
-        pairs = [(f"{name}[{key!r}]", came[key], wanted[key]) for key in wanted]
-    elif isinstance(wanted, float) and type(came) in (int, float):
-        close = math.isclose(came, wanted, rel_tol=max(rtol, 1e-12), abs_tol=1e-12)
-        return None if close else (f"{name} = {_digits(came, wanted)}", _digits(wanted, came))
+        if not isinstance(actual, dict) or set(actual) != set(wanted):
+            return _says(name, actual), f"a dictionary of {', '.join(map(str, wanted))}"[:80]
+        pairs = [(f"{name}[{key!r}]", actual[key], wanted[key]) for key in wanted]
+    elif isinstance(wanted, float) and type(actual) in (int, float):
+        close = math.isclose(actual, wanted, rel_tol=max(rtol, 1e-12), abs_tol=1e-12)
+        return None if close else (f"{name} = {_digits(actual, wanted)}", _digits(wanted, actual))
     else:
-        same = type(came) is type(wanted) and came == wanted
-        return None if same else (_says(name, came), f"{wanted!r:.60}")
+        same = type(actual) is type(wanted) and actual == wanted
+        return None if same else (_says(name, actual), f"{wanted!r:.60}")
     return next((wrong for pair in pairs if (wrong := difference(*pair, rtol))), None)
 
 
-def _tensor_difference(name: str, came: Any, wanted: torch.Tensor, rtol: float
+def _tensor_difference(name: str, actual: Any, wanted: torch.Tensor, rtol: float
                        ) -> Difference | None:
-    if not isinstance(came, torch.Tensor):
-        kind = "no dense tensor" if isinstance(came, Opaque) else type(came).__name__
+    if not isinstance(actual, torch.Tensor):
+        kind = "no dense tensor" if isinstance(actual, Opaque) else type(actual).__name__
         return f"{name} is {kind}", "a tensor"
-    if came.shape != wanted.shape or came.dtype != wanted.dtype:
-        return f"{name}: {_kind(came)}", _kind(wanted)
-    off = came != wanted
+    if actual.shape != wanted.shape or actual.dtype != wanted.dtype:
+        return f"{name}: {_kind(actual)}", _kind(wanted)
+    off = actual != wanted
     if rtol and wanted.numel():
         most = wanted.abs().max().double()
-        off &= ~((came.double() - wanted.double()).abs() <= rtol * most.clamp(min=1e-30))
+        off &= ~((actual.double() - wanted.double()).abs() <= rtol * most.clamp(min=1e-30))
     if not off.any():
         return None
     at = tuple(off.nonzero()[0].tolist())
     place = f"{name}[{', '.join(map(str, at))}]" if at else name
-    x, y = came[at].item(), wanted[at].item()
+    x, y = actual[at].item(), wanted[at].item()
     return f"{place} = {_digits(x, y)}", _digits(y, x)
 
 
@@ -65,9 +65,9 @@ def _kind(x: torch.Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
-def _says(name: str, came: Any) -> str:
+def _says(name: str, actual: Any) -> str:
     whole = re.fullmatch(r"result|rank \d+", name)
-    return f"{name} {'returned' if whole else '='} {came!r}"[:80]
+    return f"{name} {'returned' if whole else '='} {actual!r}"[:80]
 
 
 def _digits(x: Any, other: Any) -> str:

@@ -40,11 +40,11 @@ WITH_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may 
 
 class Verdict(NamedTuple):
     """A check's verdict on one case. `shows`: what it has looked at (numbers, tensors, texts; by
-    default the words of `came`): answers that show the same have made the same mistake. `clue`: the
-    mistake, where the result itself tells it, as the error of a schedule does."""
+    default the words of `actual`): answers that show the same have made the same mistake. `clue`:
+    the mistake, where the result itself tells it, as the error of a schedule does."""
 
     passed: bool
-    came: str
+    actual: str
     expected: str
     nbytes: str = ""  # "used / allowed"
     rounds: str = ""
@@ -59,7 +59,7 @@ Judge = Callable[[Case, Outcome], Verdict]
 class Check:
     """One row of the report: all its cases must pass to earn its points.
 
-    The cost of an answer counts once its values are right: such a check has `provided`, the judge
+    The cost of an answer counts once its values are right: such a check has `requires`, the judge
     of the values, and is not looked at unless the exercise's first check passes.
     """
 
@@ -68,7 +68,7 @@ class Check:
     tried: str  # the cases in one phrase, shown when all pass
     cases: Sequence[Case]
     judge: Judge
-    provided: Judge | None = None
+    requires: Judge | None = None
     metered: bool = False  # by the answer's own process: real ones must not show otherwise
 
 

@@ -105,10 +105,10 @@ class FrameSocket:
         left = memoryview(data)
         while left:
             self._limit(until_s)
-            got = self._sock.recv_into(left, min(len(left), 1 << 20))
-            if not got:
+            length = self._sock.recv_into(left, min(len(left), 1 << 20))
+            if not length:
                 raise ConnectionResetError("the peer closed its end")
-            left = left[got:]
+            left = left[length:]
         return data
 
     def _limit(self, until_s: float) -> None:

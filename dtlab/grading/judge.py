@@ -95,7 +95,7 @@ def try_all(checks: Sequence[Check], run_case: RunCase, until_s: float = math.in
     trials: dict[str, list[Trial]] = {}
     for check in checks:
         right = all(trial.verdict.passed for trial in trials.get(checks[0].name, []))
-        if not right and (check.provided or is_real(check)):
+        if not right and (check.requires or is_real(check)):
             continue
         if is_real(check):
             _run_cases(run_case, [check], judged, until_s)
@@ -118,8 +118,8 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
         report.rows.append(row)
-    if any(row.came == FAR_MORE for row in report.rows):  # what the answer's meter said was wrong
-        report.rows = [replace(row, passed=False, points=0, came=FAR_MORE)
+    if any(row.actual == FAR_MORE for row in report.rows):  # what the answer's meter said was wrong
+        report.rows = [replace(row, passed=False, points=0, actual=FAR_MORE)
                        if check.metered and row.passed else row
                        for check, row in zip(checks, report.rows, strict=True)]
     # What helps to find the first mistake: a traceback or the waiting table; what was printed.
@@ -147,7 +147,7 @@ def _run_cases(run_case: RunCase, checks: list[Check], judged: dict[tuple[str, i
     for check in checks:
         for number, case in enumerate(check.cases):
             seen.setdefault(case, []).append((check, number, case in counted))
-        if check.provided is None:
+        if check.requires is None:
             counted.update(check.cases)
     first_bad: dict[str, tuple[int, Case, Outcome]] = {}  # by check; their values are kept
     stop, without_result, first = "", 0, set(checks[0].cases)
@@ -186,10 +186,10 @@ def _judged(check: Check, number: int, case: Case, outcome: Outcome, elsewhere: 
             ) -> Trial | None:
     """Return a trial, or None if the check counts what right values cost, and wrong ones have cost
     their points in another check."""
-    verdict = verdict_of(check.provided or check.judge, case, outcome)
-    if check.provided and not verdict.passed and elsewhere:
+    verdict = verdict_of(check.requires or check.judge, case, outcome)
+    if check.requires and not verdict.passed and elsewhere:
         return None
-    if check.provided and verdict.passed:
+    if check.requires and verdict.passed:
         verdict = verdict_of(check.judge, case, outcome)
     left = None
     if not verdict.passed:
@@ -221,7 +221,7 @@ def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
             return not_tried(check, bad.outcome.failure.message)
         good, points = sum(trial.verdict.passed for trial in trials), 0
         tried = bad.case.tried + (len(trials) > 1) * f"; {good} of {len(trials)} cases right"
-    return Row(check.name, bad is None, points, check.points, tried, v.came, v.expected, v.nbytes,
+    return Row(check.name, bad is None, points, check.points, tried, v.actual, v.expected, v.nbytes,
                v.rounds)
 
 

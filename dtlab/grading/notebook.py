@@ -203,7 +203,7 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
 
 def _without_counts(row: Row) -> Row:
     """A row that passed, with the bounds alone: by what it sends, an answer could tell inputs."""
-    return replace(row, came="right", nbytes=re.sub(r".* / ", "≤ ", row.nbytes),
+    return replace(row, actual="right", nbytes=re.sub(r".* / ", "≤ ", row.nbytes),
                    rounds=re.sub(r".* / ", "≤ ", row.rounds))
 
 
@@ -218,7 +218,7 @@ def without_hidden_inputs(hidden: Report, shown: Report, ours: Set[str] = frozen
             rows.append(replace(seen, points=0, max_points=row.max_points))
         else:
             rows.append(replace(
-                seen, passed=False, points=0, came="wrong with other inputs",
+                seen, passed=False, points=0, actual="wrong with other inputs",
                 hint=f"“{row.name}” is right with the inputs of `check`, and wrong with others: "
                      f"try check(…, seed=1), seed=2 and so on."
                      + f" {row.hint}" * (row.hint in ours)))

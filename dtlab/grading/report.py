@@ -26,7 +26,7 @@ class Row:
     points: float
     max_points: float
     tried: str
-    came: str
+    actual: str
     expected: str
     nbytes: str = ""
     rounds: str = ""
@@ -37,7 +37,7 @@ class Row:
         """The row's cells, in the order of `COLUMNS`. A sign, not a colour, says pass or fail."""
         sign = "✓" if self.passed else "✗" if self.looked_at else "–"
         points = f"{self.points:g} of {self.max_points:g}"
-        return (sign, self.name, self.tried, self.came, self.expected, self.nbytes, self.rounds,
+        return (sign, self.name, self.tried, self.actual, self.expected, self.nbytes, self.rounds,
                 points)
 
 

@@ -76,7 +76,7 @@ def _values(case: Case, outcome: Outcome, names: Sequence[str] | None) -> Verdic
     judged = [part for rank in range(case.ranks) for part in _parts(case, outcome, rank, names)]
     wrong = next((d for part in judged if (d := difference(*part, wanted.rtol))), None)
     if wrong:
-        shows = [came for _, came, right in judged if right is not ANY]
+        shows = [actual for _, actual, right in judged if right is not ANY]
         return Verdict(False, wrong[0], f"{wrong[1]}, {wanted.what}", shows=shows)
     return too_few(outcome, wanted.least_bytes) or Verdict(
         True, f"right{' on every rank' * (case.ranks > 1)}", wanted.what)
@@ -95,25 +95,25 @@ def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None
     """(name, what came, what is right) of all that is judged of a rank. names: of the items."""
     wanted, where = case.wanted, f"rank {rank}: " if case.ranks > 1 else ""
     assert wanted is not None
-    came = outcome.values[rank]
-    if wanted.returns is not None and wanted.items and isinstance(came, (tuple, list)) and (
-            len(came) == len(wanted.items)):
-        for name, *pair in zip(wanted.items, came, wanted.returns[rank], strict=True):
+    actual = outcome.values[rank]
+    if wanted.returns is not None and wanted.items and isinstance(actual, (tuple, list)) and (
+            len(actual) == len(wanted.items)):
+        for name, *pair in zip(wanted.items, actual, wanted.returns[rank], strict=True):
             if names is None or name in names:
                 yield f"{where}{name}", *pair
     elif wanted.returns is not None:
-        yield where.removesuffix(": ") or "result", came, wanted.returns[rank]
+        yield where.removesuffix(": ") or "result", actual, wanted.returns[rank]
     if wanted.leaves is not None:
         for name, *pair in zip(wanted.names, outcome.after[rank], wanted.leaves[rank],
                                strict=False):
             yield f"{where}{name}", *pair
 
 
-def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | None = None
+def real(cases: Case | Sequence[Case], judge: Judge = values, requires: Judge | None = None
          ) -> Check:
     """The same on real processes."""
     cases = [cases] if isinstance(cases, Case) else cases
-    return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge, provided)
+    return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge, requires)
 
 
 VAST = 1 << 24  # elements: 64 MB of float32, beside which one process is like another

@@ -36,23 +36,23 @@ def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
         verdict = judge(case, outcome)
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError):
         # What returned may be anything, also what no judge expects.
-        came = f"returned {outcome.values!r:.100}"
-        return Verdict(False, came, "what the task asks for", shows=came)
+        actual = f"returned {outcome.values!r:.100}"
+        return Verdict(False, actual, "what the task asks for", shows=actual)
     return verdict if verdict.shows is not None else verdict._replace(
-        shows=_without_numbers(verdict.came))
+        shows=_without_numbers(verdict.actual))
 
 
 def _of_failure(case: Case, failure: CaseFailure) -> Verdict:
     where = f" on rank {failure.rank}" if failure.rank >= 0 and case.ranks > 1 else ""
     if failure.kind == "raised":
         message = failure.message.removeprefix(f"rank {failure.rank}: ")
-        came = f"{failure.error}{where}: {message}".rstrip(": ")
+        actual = f"{failure.error}{where}: {message}".rstrip(": ")
     else:
-        came = f"{_KINDS[failure.kind]}{where}: {failure.message}"
+        actual = f"{_KINDS[failure.kind]}{where}: {failure.message}"
     at = f" ({failure.at})" if failure.at else ""
     doing = [line.split()[:2] for line in failure.details.splitlines()[1:]
              ] if failure.kind == "deadlock" else []
-    return Verdict(False, _clip(came + at), "a result", shows=(
+    return Verdict(False, _clip(actual + at), "a result", shows=(
         failure.kind, failure.error, _without_numbers(failure.message), doing))
 
 

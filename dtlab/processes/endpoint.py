@@ -119,7 +119,7 @@ class Endpoint:
         """Leave the group, and meet the other ranks that do; see `Comm.shrink`. Returns how often
         ranks have met, and who they are."""
         assert self.store is not None
-        self._leave()
+        self._disconnect()
         self._main.does(COMPUTE, "shrink")
         number, ranks, self.transport, self.connections = meet(self.store, self.rank, self.threads)
         self._main.does(RUNNING)
@@ -160,15 +160,15 @@ class Endpoint:
         failure.__cause__ = error
         return failure
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         """Close all connections, and wait until nothing can arrive any more."""
         assert self.status is not None
         assert self.connections is not None
         self.connections.close()
         posted = [work.message for work in [*self.posted, *self.cancelled]]
-        coming = [message for message in [*self.unfinished, *posted] if not message.sends]
+        receives = [message for message in [*self.unfinished, *posted] if not message.sends]
         begun = [*self.begun]
-        self.threads.start(lambda: _settle(coming, begun), "leaving").join(_SETTLE_S)
+        self.threads.start(lambda: _settle(receives, begun), "leaving").join(_SETTLE_S)
         for works in (self.posted, self.begun, self.cancelled, self.unfinished):
             works.clear()
         self.broken = False
@@ -226,11 +226,11 @@ class _FailureAwareHandle:
         return self._handle._source_rank()  # type: ignore[attr-defined, no-any-return]
 
 
-def _settle(coming: list[Any], begun: list[Any]) -> None:
+def _settle(receives: list[Any], begun: list[Any]) -> None:
     """Wait until what was to come has failed, as it does at once when its connection is closed."""
     for work in begun:
         work.over.wait()
-    for message in coming:
+    for message in receives:
         with contextlib.suppress(RuntimeError):
             message.handle.wait()
     for thread in threading.enumerate():

@@ -61,7 +61,7 @@ def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None,
     group = _checked(group)
     where = _place(group, device)
     if _joined is None or _joined.default() is not dist.group.WORLD or _joined.monitor.error:
-        _leave()
+        _detach()
         _join()
     assert _joined is not None
     _forget_destroyed(_joined)
@@ -116,10 +116,10 @@ def _join() -> None:
     end.why_broken = monitor.why
     end.writer.does(RUNNING)
     _joined = _Joined(weakref.ref(dist.group.WORLD), name, end, monitor, {})
-    atexit.register(_leave)
+    atexit.register(_detach)
 
 
-def _leave() -> None:
+def _detach() -> None:
     """Join Gloo's threads before the interpreter ends, or another default group is joined."""
     global _joined
     if _joined is not None:
@@ -135,7 +135,7 @@ def _leave() -> None:
                 comm.end.connections.close()
             for thread in streams:
                 thread.join(_LET_GO_S)
-        atexit.unregister(_leave)
+        atexit.unregister(_detach)
     _joined = None
     gc.collect()
 

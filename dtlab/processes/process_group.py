@@ -47,16 +47,16 @@ def join_group(backend: str, store: dist.Store | None, rank: int, size: int) -> 
                                   f"{str(error)[str(error).index(sign):]}; {advice}") from None
         raise
     calm_gloo()
-    _formed.append(weakref.ref(dist.group.WORLD))
+    _own_groups.append(weakref.ref(dist.group.WORLD))
 
 
 def is_foreign() -> bool:
     """Has a script, and not dtlab, formed this process's default group?"""
     return dist.is_available() and dist.is_initialized() and not any(
-        group() is dist.group.WORLD for group in _formed)
+        group() is dist.group.WORLD for group in _own_groups)
 
 
-_formed: list[Any] = []  # default groups that were formed here
+_own_groups: list[Any] = []  # default groups that were formed here
 
 
 def open_endpoint(

@@ -139,9 +139,9 @@ class StoreServer:
         if self._agreed:
             self._data[broken_key(self._agreed)] = b""
             self.look_again()
-        self._agree()
+        self._new_group_if_all_ask()
 
-    def _agree(self) -> None:
+    def _new_group_if_all_ask(self) -> None:
         if self.members and self.members <= self._asking.keys():
             self._agreed += 1
             self.members = set(self._asking)
@@ -163,7 +163,7 @@ class StoreServer:
                 data[JOINING] = b""
             data[gone_key(self._agreed, args[0])] = b""
             self._asking[args[0]] = channel
-            self._agree()
+            self._new_group_if_all_ask()
         elif what == "check":
             _reply(channel, all(key in data for key in args[0]))
         elif what == "num_keys":

@@ -127,9 +127,9 @@ class Master:
         for rank in list(self._heard):
             if rank in self._heard and self._is_long_ago(self._heard[rank], self._patience_s(rank)):
                 self._declare_dead(rank)
-        for server, coming in list(self._returning.items()):
-            if self._is_long_ago(coming.heard_s, PATIENCE * self._policy.lease_s):
-                self._give_up(server, coming)
+        for server, returning in list(self._returning.items()):
+            if self._is_long_ago(returning.heard_s, PATIENCE * self._policy.lease_s):
+                self._give_up(server, returning)
 
     def _is_long_ago(self, heard_s: float, patience_s: float) -> bool:
         return self._comm.now() - heard_s > patience_s
@@ -162,20 +162,20 @@ class Master:
         """A copy that was declared dead lives: have it brought up to date, then count it again. If
         the others have not gone on without it yet, it counts as it is."""
         server = self._server_of[rank]
-        view, coming = self._views[server], self._returning.get(server)
+        view, returning = self._views[server], self._returning.get(server)
         if server in self._elections:
             if rank in view.members:
                 self._revive(server, rank)
             return
         if server in self._behind:
             return
-        if coming is None or coming.epoch != view.epoch:
+        if returning is None or returning.epoch != view.epoch:
             self._snapshots += 1
-            coming = Return(rank, view.epoch, self._snapshots, 0.0)
+            returning = Return(rank, view.epoch, self._snapshots, 0.0)
             self._endpoint.send(self._rule.answers(view), ("adopt", rank, self._snapshots))
-        elif coming.rank != rank:
+        elif returning.rank != rank:
             return  # one after the other
-        self._returning[server] = coming._replace(heard_s=self._comm.now())
+        self._returning[server] = returning._replace(heard_s=self._comm.now())
 
     def _revive(self, server: int, rank: int) -> None:
         """`rank` was declared dead too soon: the election starts again with it."""
@@ -188,17 +188,17 @@ class Master:
         members = tuple(member for member in (*old, *now.members) if member in living)
         self._elect(server, View(now.epoch + 1, tuple(dict.fromkeys(members))))
 
-    def _give_up(self, server: int, coming: Return) -> None:
+    def _give_up(self, server: int, returning: Return) -> None:
         """It has fallen silent again: the log need not be kept for it."""
         del self._returning[server]
-        if coming.epoch == self._views[server].epoch:
+        if returning.epoch == self._views[server].epoch:
             self._endpoint.send(self._rule.answers(self._views[server]), ("adopt", None, 0))
 
     def _ready(self, src: int, body: tuple[Any, ...]) -> None:
         """("ready", number): it has the snapshot of this number."""
         server = self._server_of[src]
-        view, coming = self._views[server], self._returning.get(server)
-        if coming and server not in self._elections and (coming.epoch, coming.number) == (
+        view, returning = self._views[server], self._returning.get(server)
+        if returning and server not in self._elections and (returning.epoch, returning.number) == (
                 view.epoch, body[1]):
             del self._returning[server]
             self._heard[src] = self.log.back[src] = self._comm.now()
@@ -259,8 +259,8 @@ class Master:
         members = tuple(member for member in now.members if member != rank)
         old = self._views[server]
         if rank == self._rule.answers(old):
-            for coming in set(members) - set(old.members):
-                del self._heard[coming]
+            for joining in set(members) - set(old.members):
+                del self._heard[joining]
             members = tuple(member for member in members if member in old.members)
         self._elect(server, View(now.epoch + 1, members))
         if not members:
@@ -299,14 +299,14 @@ class Master:
         """The copies that have all that was answered, and the one that comes back."""
         old, needed = self._views[server].members, self._needed[server]
         whole = tuple(m for m in view.members if m in old and had[m] >= needed)
-        coming = tuple(m for m in view.members if m not in old)
-        for behind in set(view.members) - {*whole, *coming}:
+        joining = tuple(m for m in view.members if m not in old)
+        for behind in set(view.members) - {*whole, *joining}:
             del self._heard[behind]  # it starts again
         self._behind.pop(server, None)
-        if coming:
-            self._behind[server] = coming[0]
+        if joining:
+            self._behind[server] = joining[0]
         self._needed[server] = min((had[member] for member in whole), default=needed)
-        return whole + coming if whole else ()
+        return whole + joining if whole else ()
 
     def _note(self, term: Term) -> None:
         """Note the term: one line a term, the last one growing with each lease."""

@@ -25,7 +25,7 @@ class Deaths:
         self._engine, self._detect_s, self._restart_s = engine, detect_s, restart_s
         self._start = start
         self._generations = [0] * ranks  # in which each rank is
-        self._formed = 0, list(range(ranks))  # the last generation, and its ranks
+        self._last_generation = 0, list(range(ranks))  # the last generation, and its ranks
         self._members = set(range(ranks))  # those of them that neither died nor returned
         self._asking: dict[int, Strand] = {}  # ranks that have called shrink, or are new
 
@@ -43,7 +43,7 @@ class Deaths:
         """`rank` has died or returned: nobody need wait for it to shrink."""
         self._members.discard(rank)
         self._asking.pop(rank, None)
-        self._agree()
+        self._new_group_if_all_ask()
         if not self._members:  # those that were started anew have nobody to join
             for new in [*self._asking]:
                 self._engine.crash(new)
@@ -63,16 +63,17 @@ class Deaths:
         if not self._members:
             raise Crashed  # started anew, when nobody is left to join
         self._asking[rank] = strand
-        self._agree()
+        self._new_group_if_all_ask()
         if rank in self._asking:
             strand.waits_for = "shrink"
             engine.wait_for(self, "")
-        return self._formed
+        return self._last_generation
 
-    def _agree(self) -> None:
+    def _new_group_if_all_ask(self) -> None:
         if self._members and self._members <= self._asking.keys():
             self._members = set(self._asking)
-            self._formed = number, ranks = self._formed[0] + 1, sorted(self._members)
+            number, ranks = self._last_generation[0] + 1, sorted(self._members)
+            self._last_generation = number, ranks
             for rank in ranks:  # before any of them goes on: a stream of one may crash first
                 self._generations[rank] = number
             asking, self._asking = self._asking, {}

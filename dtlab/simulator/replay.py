@@ -90,7 +90,7 @@ class _Replay:
     def __init__(self, topology: Topology, trace: Trace):
         self.topology = topology
         self.network, self.changes = Network(topology), Changes(topology)
-        self.coming = deque(sorted(self._entries(trace), key=lambda entry: entry[0]))
+        self.pending = deque(sorted(self._entries(trace), key=lambda entry: entry[0]))
         self.moving: dict[_Replayed, None] = {}
         ends_s = [message.end_s for message in trace.transfers]
         self.sliver_s = SLIVER * max(ends_s, default=0.0)
@@ -114,7 +114,7 @@ class _Replay:
         found: list[Stretch] = []
         since_s = 0.0
         capacity = tuple(self.network.capacity_Bps)
-        while self.coming or self.moving:
+        while self.pending or self.moving:
             now_s = self._next_s()
             if now_s - since_s > self.sliver_s:
                 flows = tuple(Moving(f.message, f.rate_Bps, f.links) for f in self.moving)
@@ -131,7 +131,7 @@ class _Replay:
 
     def _next_s(self) -> float:
         """Return when something happens next."""
-        enters_s = self.coming[0][0] if self.coming else math.inf
+        enters_s = self.pending[0][0] if self.pending else math.inf
         next_s = min(enters_s, self.changes.next_s,
                      min((flow.end_s for flow in self.moving), default=math.inf))
         if next_s == math.inf:  # it waits for a link that never works again
@@ -148,8 +148,8 @@ class _Replay:
 
     def _start(self, now_s: float) -> None:
         fresh = []
-        while self.coming and self.coming[0][0] <= now_s:
-            fresh.append(self.coming.popleft()[1])
+        while self.pending and self.pending[0][0] <= now_s:
+            fresh.append(self.pending.popleft()[1])
         self.network.start(fresh, now_s)
         self.moving.update(dict.fromkeys(fresh))
 

@@ -325,9 +325,9 @@ def rows_in_a_list(comm, parts):
 
 @clue("bruck-all-to-all", 0, "Where it is nan, nothing was written")
 def its_own_row_is_missing(comm, parts):
-    came, result = solution("bruck-all-to-all")(comm, parts), torch.empty_like(parts)
+    actual, result = solution("bruck-all-to-all")(comm, parts), torch.empty_like(parts)
     others = [rank for rank in range(comm.size) if rank != comm.rank]
-    result[others] = came[others]
+    result[others] = actual[others]
     return result
 
 
@@ -390,12 +390,12 @@ def test_a_deadlock_comes_with_the_table_and_the_learners_line():
     report = judged("fix-deadlock", sends_first)
     assert "rank  doing  with" in report.details
     assert "in sends_first" in report.details
-    assert "deadlock" in report.rows[0].came
+    assert "deadlock" in report.rows[0].actual
 
 
 def test_a_call_that_fails_is_not_said_to_fail_in_a_line_of_the_graders():
-    (came, *_) = [row.came for row in judged("hello-ranks", lambda: None).rows]
-    assert came.endswith("takes 0 positional arguments but 1 was given")
+    (actual, *_) = [row.actual for row in judged("hello-ranks", lambda: None).rows]
+    assert actual.endswith("takes 0 positional arguments but 1 was given")
 
 
 def test_a_row_that_fails_after_another_gets_no_usual_hint():

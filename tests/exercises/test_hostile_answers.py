@@ -172,7 +172,7 @@ def test_files_cannot_be_shared_between_ranks(tmp_path):
 
     report = judged("shift", shares_a_file)
     assert report.points == 0
-    assert "PermissionError" in report.rows[0].came
+    assert "PermissionError" in report.rows[0].actual
 
 
 def test_a_hundred_megabytes_of_prints_are_cut_and_cost_nothing():
@@ -237,14 +237,14 @@ def test_checks_may_run_in_threads_at_once():
     assert found == [4, 4, 4]
 
 
-@pytest.mark.parametrize(("exercise", "answer", "came"), [
+@pytest.mark.parametrize(("exercise", "answer", "actual"), [
     ("find-rings", lambda *_: [torch.zeros(50_000_000, dtype=torch.bool)] * 2, "returned [["),
     ("one-f-one-b", lambda p, m: [["0F0 " * 900_000]], "900,000 actions"),
     ("restart-bits", lambda job, disk: job._ask(
         job._plan, disk.data, torch.arange(4), torch.ones(30_000_000, 1, 1, dtype=torch.bool), 0.1,
         job.weights(), job.optimizer.velocities), "ConfigError: a step on weights of other shapes"),
 ], ids=["each number is looked at", "a text of many actions", "a mask that broadcasts"])
-def test_what_returns_takes_no_time_or_memory_of_the_judge(exercise, answer, came):
+def test_what_returns_takes_no_time_or_memory_of_the_judge(exercise, answer, actual):
     began = time.monotonic()
-    assert judged(exercise, answer).rows[0].came.startswith(came)
+    assert judged(exercise, answer).rows[0].actual.startswith(actual)
     assert time.monotonic() - began < 30

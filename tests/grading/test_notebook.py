@@ -187,7 +187,7 @@ def test_what_passed_on_hidden_inputs_tells_bounds_and_no_counts(graded):
     (report,) = [each for each in graded["solutions", "05_all_reduce.ipynb"].exercises
                  if each.exercise == "ring-all-reduce"]
     for row in report.rows:
-        assert (row.came, row.passed) == ("right", True)
+        assert (row.actual, row.passed) == ("right", True)
         assert re.fullmatch("(≤ [0-9,]+)?", row.nbytes)
         assert re.fullmatch("(≤ [0-9,]+)?", row.rounds)
     assert any(row.nbytes for row in report.rows)

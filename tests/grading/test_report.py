@@ -71,7 +71,7 @@ def test_a_check_that_was_not_tried_has_a_dash_and_no_score_of_its_cases():
     tried, *others = check("ring-all-reduce", needs_a_tensor, show=False).rows
     assert (tried.cells()[0], tried.tried) == ("✗", "4 ranks, 8 × float32; 0 of 3 cases right")
     for row in others:
-        assert (row.cells()[0], row.came) == ("–", "not tried")
+        assert (row.cells()[0], row.actual) == ("–", "not tried")
         assert "cases right" not in row.tried
     html = Report("ring", "A ring", [others[0]])._repr_html_()
     assert 'aria-label="not tried"' in html

@@ -27,12 +27,12 @@ def _time(share: float) -> Judge:
         known = [generate(p, m).time(*times) for generate in (one_f_one_b, zb_h1, zb_h2)]
         fair = [timing.elapsed for timing in known if max(timing.held) <= limit]
         allowed = fair[0] - share * (fair[0] - min(fair))
-        came = schedule.time(*times).elapsed
+        actual = schedule.time(*times).elapsed
         names = " · ".join(f"{name} {s:.4g}" for name, s in zip(("1F1B", "ZB-H1", "ZB-H2"), fair,
                                                                 strict=False))
         whole = any(action.kind == "B" for row in schedule.rows for action in row)
-        return Verdict(came <= allowed + 1e-9 and (share > 0 or came < fair[0] - 1e-9),
-                       f"{came:.4g} s", f"{names} s", shows="B" if whole else came)
+        return Verdict(actual <= allowed + 1e-9 and (share > 0 or actual < fair[0] - 1e-9),
+                       f"{actual:.4g} s", f"{names} s", shows="B" if whole else actual)
 
     def limited(case: Case, outcome: Outcome) -> Verdict:
         within = _within(case, outcome)

@@ -55,7 +55,7 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
         Check("short chains", 1, "3 and 4 ranks", short, _judge),
-        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge, provided=always),
+        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge, requires=always),
     ]
 
 

@@ -46,10 +46,11 @@ def _messages(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _order(case: Case, outcome: Outcome) -> Verdict:
-    item, came = case.args[0][0][0].itemsize, _rings(outcome, case.ranks)
+    item, actual = case.args[0][0][0].itemsize, _rings(outcome, case.ranks)
     wanted = [2 * (case.ranks - 1) * n * item for n in _buckets(case)]
-    return Verdict(came == wanted, "last gradients first" if came == wanted else "other buckets",
-                   "from the last gradient to the first", shows=came)
+    good = actual == wanted
+    return Verdict(good, "last gradients first" if good else "other buckets",
+                   "from the last gradient to the first", shows=actual)
 
 
 def _alone(seed: int) -> Case:

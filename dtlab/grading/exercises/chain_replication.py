@@ -96,9 +96,10 @@ def _replayed(case: Case, outcome: Outcome) -> list[Any]:
     answers, first = iter(outcome.values[0]), dict[Any, Any]()
 
     def receive(node: dict[str, Any], message: ChainMessage) -> Any:
-        came = node["came"] = hash((node.get("came", (node["me"], *node["chain"])), repr(message)))
+        before = node.get("seen", (node["me"], *node["chain"]))
+        seen = node["seen"] = hash((before, repr(message)))
         sent = next(answers)
-        node["knew"] = node.get("knew") or first.setdefault(came, sent) != sent
+        node["knew"] = node.get("knew") or first.setdefault(seen, sent) != sent
         return sent
 
     try:
@@ -188,12 +189,12 @@ def _build(seed: int) -> list[Check]:
         Check("no crash", 1, "1, 2, 3, 4 nodes", calm, _judge),
         Check("asked again", 1, "the client sends each add twice", again, _judge),
         *(Check(f"{role} dies", points, f"3 nodes, every moment, {len(schedules)} schedules",
-                dies[role], _judge, provided=always)
+                dies[role], _judge, requires=always)
           for role, points in (("head", 1), ("middle", 4), ("tail", 1))),
-        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=always),
+        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, requires=always),
         Check("messages", 1, "3 and 5 nodes",
               [case(f"{n} nodes", count_messages, first, nodes=n) for n in (3, 5)], _messages,
-              provided=_answers),
+              requires=_answers),
     ]
 
 

@@ -71,8 +71,8 @@ def _moved(case: Case, outcome: Outcome) -> Verdict:
     moved = [key for key in before if before[key][0] != after[key][0]]
     astray = [key for key in moved if after[key][0] != new]
     fair = len(before) / len(servers)
-    came = f"{len(moved)} keys move" + f", {len(astray)} of them astray" * bool(astray)
-    return Verdict(not astray and fair / LEAST <= len(moved) <= SHARE * fair, came,
+    actual = f"{len(moved)} keys move" + f", {len(astray)} of them astray" * bool(astray)
+    return Verdict(not astray and fair / LEAST <= len(moved) <= SHARE * fair, actual,
                    f"about {fair:.0f} of {len(before)} keys, all to {new}",
                    rounds=f"{len(moved)} / {SHARE * fair:.0f}")
 

@@ -95,9 +95,9 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     """Is the loss as low as the reference's, which plain SGD is far from, and by its weights?
     Another training reaches a low loss, too."""
     (seed,) = case.args[0]
-    came, trained = outcome.values[0], train(right, seed)
-    reached, least = loss_of(came, seed), loss_of(trained, seed)
-    good = reached <= least * 1.01 and not difference("weights", came, trained, 1e-6)
+    actual, trained = outcome.values[0], train(right, seed)
+    reached, least = loss_of(actual, seed), loss_of(trained, seed)
+    good = reached <= least * 1.01 and not difference("weights", actual, trained, 1e-6)
     return Verdict(good, f"loss {reached:.4g}", f"≤ {least * 1.01:.3f}, by DC-ASGD's weights")
 
 

@@ -150,7 +150,7 @@ def _build(seed: int) -> list[Check]:
         Check("easy meshes", 1, "every rank joined to nearly every other", easy, _judge),
         Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge),
         Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge),
-        Check("no rings", 1, "meshes without two rings", none, _judge, provided=always),
+        Check("no rings", 1, "meshes without two rings", none, _judge, requires=always),
         Check("larger meshes", 1, "13 and 25 ranks", large, _judge),
     ]
 

@@ -11,7 +11,7 @@ from dtlab.grading.standard import MESSAGE_BYTES, always, values
 
 
 def _build(seed: int) -> list[Check]:
-    def check(name: str, sizes: list[int], provided: Judge | None = None) -> Check:
+    def check(name: str, sizes: list[int], requires: Judge | None = None) -> Check:
         cases = []
         for p in sizes:
             given: list[Any] = []
@@ -22,13 +22,13 @@ def _build(seed: int) -> list[Check]:
                 [given[rank - 1] for rank in range(p)], what="from its left",
                 least_bytes=p * MESSAGE_BYTES * (p > 1))))
         tried = ", ".join(map(str, sizes)) + (" ranks" if sizes != [1] else " rank")
-        return Check(name, 1, tried, cases, values, provided)
+        return Check(name, 1, tried, cases, values, requires)
 
     return [
         check("a pair", [2]),
         check("even circles", [4, 6, 8]),
         check("odd circles", [3, 5, 7, 9]),
-        check("alone", [1], provided=always),
+        check("alone", [1], requires=always),
     ]
 
 

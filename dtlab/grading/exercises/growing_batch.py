@@ -100,7 +100,7 @@ def _build(seed: int) -> list[Check]:
         Check("noise scale", 1, "batches that must be rounded", odd, items(BATCHES, RATES)),
         Check("limit", 1, "no batch above the largest", limited, values),
         Check("edges", 1, "one stage, no steps", edges, values),
-        Check("loss", 1, "digits trained with it", trained, _loss, provided=always),
+        Check("loss", 1, "digits trained with it", trained, _loss, requires=always),
     ]
 
 

@@ -34,11 +34,11 @@ def _held(case: Case, schedule: Schedule) -> Verdict:
 def _bubble(case: Case, schedule: Schedule) -> Verdict:
     p, _ = case.args[0]
     times = [(1.0, 2.0), (2.0, 3.0), (1.0, 1.0)]
-    came = [schedule.time(F, B).bubble for F, B in times]
+    actual = [schedule.time(F, B).bubble for F, B in times]
     allowed = [(p - 1) * (F + B) for F, B in times]
-    worst = max(range(len(times)), key=lambda i: came[i] - allowed[i])
-    return Verdict(came[worst] <= allowed[worst] + 1e-9, f"a bubble of {came[worst]:g} s",
-                   f"(p−1)(F+B) = {allowed[worst]:g} s", shows=came)
+    worst = max(range(len(times)), key=lambda i: actual[i] - allowed[i])
+    return Verdict(actual[worst] <= allowed[worst] + 1e-9, f"a bubble of {actual[worst]:g} s",
+                   f"(p−1)(F+B) = {allowed[worst]:g} s", shows=actual)
 
 
 @of_schedule
@@ -56,10 +56,10 @@ def _gradients(case: Case, schedule: Schedule) -> Verdict:
         Pipeline(stage, schedule, comm).step(x, x, nn.functional.mse_loss)
         return stage.weight.grad
 
-    came = simulate(step, schedule, network=uniform(p, 1e-6, 1e9)).values
+    actual = simulate(step, schedule, network=uniform(p, 1e-6, 1e9)).values
     whole = layers()
     nn.functional.mse_loss(nn.Sequential(*whole)(x), x).backward()
-    wrong = difference("gradient of stage", came, [la.weight.grad for la in whole], 1e-10)
+    wrong = difference("gradient of stage", actual, [la.weight.grad for la in whole], 1e-10)
     return Verdict(wrong is None, wrong[0] if wrong else "equal to one device",
                    "the gradients of one device")
 
@@ -77,7 +77,7 @@ def _build(seed: int) -> list[Check]:
         Check("memory", 4, "held on each rank", [*plain, *few], _held, _runs),
         Check("bubble", 2, "three pairs of F and B", [*plain, *few], _bubble, _runs),
         Check("gradients", 1, "run, with real numbers", cases((3, 5 + k)), _gradients,
-              provided=_runs),
+              requires=_runs),
     ]
 
 

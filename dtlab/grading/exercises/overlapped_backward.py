@@ -94,9 +94,9 @@ def _exposed(case: Case, outcome: Outcome) -> Verdict:
     if sent != each * len(gradients):
         return Verdict(False, f"{counted(sent, 'message')}", f"{each} of a ring for each of "
                        f"{counted(len(gradients), 'layer')}, by itself", shows=sent)
-    came, allowed = outcome.elapsed_s - computed, reduced - computed
-    return Verdict(came <= 1.02 * allowed + 1e-9, f"{came * 1e6:.0f} µs exposed",
-                   f"≤ {allowed * 1e6:.0f} µs, what can't hide", shows=came)
+    actual, allowed = outcome.elapsed_s - computed, reduced - computed
+    return Verdict(actual <= 1.02 * allowed + 1e-9, f"{actual * 1e6:.0f} µs exposed",
+                   f"≤ {allowed * 1e6:.0f} µs, what can't hide", shows=actual)
 
 
 def _build(seed: int) -> list[Check]:

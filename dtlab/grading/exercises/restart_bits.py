@@ -165,7 +165,7 @@ def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
     return [w.detach() - rate * v for w, v in zip(new, moved, strict=True)], moved
 
 
-def _undisturbed(job: Job, _disk: Disk) -> None:
+def _without_kills(job: Job, _disk: Disk) -> None:
     for step in range(job.steps):
         epoch, place = divmod(step, -(-job.samples // job.batch))
         random = torch.Generator().manual_seed(job.seed + epoch)
@@ -178,7 +178,7 @@ def _right(plans: int, of: object, *job: int) -> list[list[Tensor]]:
     """The weights at the end of each of the plans, were there no kills."""
     with torch.random.fork_rng(devices=[]):
         calm: Any = Kills([()] * plans, job[0], 1, of, 0)
-        return live(_undisturbed, partial(calm, None), range(plans), *job)
+        return live(_without_kills, partial(calm, None), range(plans), *job)
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
@@ -187,12 +187,12 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     right = _right(len(plans), of, *job)
     for plan, kills in enumerate(plans):
         lived, *_ = case.args[len(kills)]
-        came, weights = outcome.values[len(kills)][lived.index(plan)], right[plan]
+        actual, weights = outcome.values[len(kills)][lived.index(plan)], right[plan]
         when = f"killed in step {' and '.join(map(str, kills))}" if kills else "never killed"
-        wrong = difference("weights", came, weights, 1e-9)
-        if wrong or not all(map(torch.equal, came, weights)):
+        wrong = difference("weights", actual, weights, 1e-9)
+        if wrong or not all(map(torch.equal, actual, weights)):
             came_in_words, wanted = wrong or ("other bits", "the same bits")
-            return Verdict(False, f"{when}: {came_in_words}", wanted, shows=came)
+            return Verdict(False, f"{when}: {came_in_words}", wanted, shows=actual)
         lives = [notes[plan] for notes in outcome.notes]
         if early := [rank for rank, dies in enumerate(kills) if lives[rank]["steps"] < dies]:
             return Verdict(False, f"{when}: process {early[0]} ended by itself, with steps left",
@@ -235,10 +235,10 @@ def _build(seed: int) -> list[Check]:
     again = case("killed twice and more", (5, 3), (7, 0), (1, 4), (9, 2, 1))
     return [
         Check("never killed", 1, "13 steps", [calm], _judge),
-        Check("nothing saved", 1, "killed in step 0, 1", [early], _judge, provided=always),
-        Check("first epoch", 2, "killed in step 2, 3", [first], _judge, provided=always),
-        Check("later epochs", 2, "killed in later steps", later, _judge, provided=always),
-        Check("killed again", 2, "two and three times", [again], _judge, provided=always),
+        Check("nothing saved", 1, "killed in step 0, 1", [early], _judge, requires=always),
+        Check("first epoch", 2, "killed in step 2, 3", [first], _judge, requires=always),
+        Check("later epochs", 2, "killed in later steps", later, _judge, requires=always),
+        Check("killed again", 2, "two and three times", [again], _judge, requires=always),
     ]
 
 

@@ -49,7 +49,7 @@ def _build(seed: int) -> list[Check]:
         Check("forward", 2, "2 to 4 ranks", even, forward),
         Check("gradients", 3, "2 to 4 ranks", even, gradients, forward),
         Check("uneven", 1, "inputs that t doesn't divide; one rank", odd, gradients,
-              provided=forward),
+              requires=forward),
         Check("bytes", 1, "one all-reduce of y", large, sent_at_most(lambda case:
               ring_bytes(case.ranks, case.facts["n"]), "one all-reduce of y"), forward),
         real(case(4, 6, 2, 2, 1, gloo=True), values, forward),

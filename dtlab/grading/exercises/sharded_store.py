@@ -53,22 +53,23 @@ def _missing(case: Case, outcome: Outcome) -> Verdict | None:
     """Fail fewer bytes than any parameter server moves: they did not come through `comm`, or not
     through the servers."""
     servers, least = case.facts["servers"], case.facts["workers"] * case.facts["nbytes"]
-    got = sum(outcome.trace.received_bytes(rank) for rank in range(servers))
+    received = sum(outcome.trace.received_bytes(rank) for rank in range(servers))
     sent = sum(bytes_sent(outcome, rank) for rank in range(servers))
-    if min(got, sent) >= least:
+    if min(received, sent) >= least:
         return None
-    return Verdict(False, f"servers received {got:,} B, sent {sent:,} B", f"≥ {least:,} B each: "
-                   "every worker's gradient goes to the servers, the new weights come from them")
+    return Verdict(False, f"servers received {received:,} B, sent {sent:,} B",
+                   f"≥ {least:,} B each: every worker's gradient goes to the servers, the new "
+                   "weights come from them")
 
 
 def _balance(case: Case, outcome: Outcome) -> Verdict:
     """Each server receives its n-th of the workers' bytes."""
-    got = [outcome.trace.received_bytes(rank) for rank in range(case.facts["servers"])]
+    received = [outcome.trace.received_bytes(rank) for rank in range(case.facts["servers"])]
     slack = SLACK if outcome.objects else 1.0
-    most, allowed = max(got), int(slack * case.facts["workers"] * case.facts["even"])
+    most, allowed = max(received), int(slack * case.facts["workers"] * case.facts["even"])
     return _missing(case, outcome) or Verdict(
-        most <= allowed, f"server {got.index(most)} received {most:,} B", f"≤ {allowed:,} B",
-        f"{most:,} / {allowed:,}", shows=got)
+        most <= allowed, f"server {received.index(most)} received {most:,} B", f"≤ {allowed:,} B",
+        f"{most:,} / {allowed:,}", shows=received)
 
 
 def _traffic(case: Case, outcome: Outcome) -> Verdict:

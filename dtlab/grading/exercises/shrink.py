@@ -26,11 +26,11 @@ class Alive:
     lives: it learns of its death when it dies."""
 
     def __init__(self, dies: Mapping[int, int], rank: int):
-        self._left = dies.get(rank, NEVER)
+        self._remaining = dies.get(rank, NEVER)
 
     def __call__(self, _comm: Comm) -> bool:
-        self._left -= 1
-        return self._left >= 0
+        self._remaining -= 1
+        return self._remaining >= 0
 
 
 def live(function: Callable[..., Any], comm: Comm, alive: Callable[[], bool], deaths: int,
@@ -63,24 +63,24 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     wanted = f"{living} on each of them"
     answers = {rank: (outcome.values[rank] or [None])[0] for rank in living}
     shows = list(answers.values())
-    for rank, came in answers.items():
+    for rank, actual in answers.items():
         if outcome.trace.messages(rank) > min(outcome.asked[rank], max(dies.get(rank, NEVER), 0)):
             return Verdict(False, f"rank {rank} sent more than it lived to send", wanted)
         if outcome.asked[rank] > (most := (case.facts["deaths"] + SPARE) * (case.ranks - 1)):
             return Verdict(False, f"rank {rank} sent {outcome.asked[rank]} messages", f"≤ {most}")
-        if (not isinstance(came, list) or not all(type(r) is int for r in came)
-                or came != sorted(set(came))):
-            return Verdict(False, f"rank {rank} returned {came!r:.60}", "a list of ranks, in order",
-                           shows=shows)
-        if missing := sorted(set(living) - set(came)):
+        if (not isinstance(actual, list) or not all(type(r) is int for r in actual)
+                or actual != sorted(set(actual))):
+            return Verdict(False, f"rank {rank} returned {actual!r:.60}",
+                           "a list of ranks, in order", shows=shows)
+        if missing := sorted(set(living) - set(actual)):
             return Verdict(False, f"rank {rank} leaves out rank {missing[0]}, which lives", wanted,
                            shows=shows)
-        if dead := [r for r in came if dies.get(r, NEVER) < 0 or not 0 <= r < case.ranks]:
+        if dead := [r for r in actual if dies.get(r, NEVER) < 0 or not 0 <= r < case.ranks]:
             return Verdict(False, f"rank {rank} counts rank {dead[0]}, dead from the beginning",
                            wanted, shows=shows)
-        if came != answers[living[0]]:
+        if actual != answers[living[0]]:
             return Verdict(False, f"rank {living[0]} returned {answers[living[0]]}, rank {rank} "
-                           f"{came}", "the same list", shows=shows)
+                           f"{actual}", "the same list", shows=shows)
     least = sum_bytes(len(living), MESSAGE_BYTES)  # all hear of all
     return too_few(outcome, least) or Verdict(True, "the same list", wanted)
 
@@ -121,10 +121,10 @@ def _build(seed: int) -> list[Check]:
     two += [case(5, {1: -1, 4: 1, 0: 5}), case(5, {2: 2, 0: 1}, late=[1, 3])]
     return [
         Check("all live", 1, "1 to 5 ranks", calm, _judge),
-        Check("dead before", 2, "3 to 5 ranks, one or two dead", gone, _judge, provided=always),
-        Check("one dies", 2, "4 ranks, after any number of messages", one, _judge, provided=always),
-        Check("two die", 2, "5 ranks", two, _judge, provided=always),
-        Check("time", 1, "deaths + 1 limits", [*gone, *one, *two], _time, provided=_judge),
+        Check("dead before", 2, "3 to 5 ranks, one or two dead", gone, _judge, requires=always),
+        Check("one dies", 2, "4 ranks, after any number of messages", one, _judge, requires=always),
+        Check("two die", 2, "5 ranks", two, _judge, requires=always),
+        Check("time", 1, "deaths + 1 limits", [*gone, *one, *two], _time, requires=_judge),
     ]
 
 

@@ -187,7 +187,7 @@ def _build(seed: int) -> list[Check]:
         Check("never more than s ahead", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
               begins(late=False)),
         Check("s ahead is allowed", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
-              begins(early=False), provided=always),
+              begins(early=False), requires=always),
         Check("both ends", 1, "s = 0 is BSP, s = ∞ is ASP, simulated", ends, begins()),
     ]
 

@@ -218,9 +218,9 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         least, most, step = process.least, process.most, process.step or 0
         newest = f"step {least}" + f" or {most}" * (most > least)
         if not least <= step <= most:
-            came = {None: "no checkpoint loads", -1: "what was loaded is no state"}.get(
+            actual = {None: "no checkpoint loads", -1: "what was loaded is no state"}.get(
                 process.step, f"step {step} was loaded")
-            return Verdict(False, came, newest, shows=[step, number])
+            return Verdict(False, actual, newest, shows=[step, number])
         if process.wrong:
             return Verdict(False, f"step {step}: {process.wrong[0]}", process.wrong[1],
                            shows=[step, number])
@@ -261,14 +261,14 @@ def _build(seed: int) -> list[Check]:
               [case(f"{n} saves", [Plan((), n)]) for n in (1, 2, 5 + more)], _judge),
         Check("beside training", 1, "weights that change while a save is under way",
               [case(f"{n} saves, beside training", [Plan((), n)], moves=True)
-               for n in (1, 3 + more)], _judge, provided=always),
+               for n in (1, 3 + more)], _judge, requires=always),
         Check("killed", 2, "at every operation", [cuts["whole"]], _judge,
-              provided=always),
+              requires=always),
         Check("power cut", 2, "at every operation; unsynced data torn, or lost",
               [cuts["torn"], cuts["lost"], *twice], _judge,
-              provided=always),
-        Check("damage", 1, "to each of the files", damaged, _judge, provided=always),
-        Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _room, provided=_judge),
+              requires=always),
+        Check("damage", 1, "to each of the files", damaged, _judge, requires=always),
+        Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _room, requires=_judge),
     ]
 
 

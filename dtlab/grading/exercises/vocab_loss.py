@@ -48,7 +48,7 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("loss", 2, "2 to 4 ranks", even, loss),
         Check("gradient", 3, "of each rank's own logits", even, gradient, loss),
-        Check("uneven", 1, "columns that t doesn't divide; one rank", odd, gradient, provided=loss),
+        Check("uneven", 1, "columns that t doesn't divide; one rank", odd, gradient, requires=loss),
         Check("stable", 1, "logits of thousands", stable, loss),
         Check("bytes", 2, "three numbers a row", large, sent_at_most(
             lambda case: 3 * ring_bytes(case.ranks, case.facts["rows"] + case.ranks),

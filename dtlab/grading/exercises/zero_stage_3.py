@@ -87,10 +87,10 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
     most = max(outcome.peak_bytes) / (layers[0].numel * 8) - len(layers) / case.ranks  # the shards
     views = any(value[1][0] for value in outcome.values)
     late = max(value[1][1] for value in outcome.values)
-    came = f"{most:.1f} layers alive at once"
+    actual = f"{most:.1f} layers alive at once"
     if late:
-        came += f"; {late} of layers that had been used"
-    return Verdict(most <= PEAK_LAYERS and not late, came,
+        actual += f"; {late} of layers that had been used"
+    return Verdict(most <= PEAK_LAYERS and not late, actual,
                    f"≤ {PEAK_LAYERS} layers' size, none used before", shows=(views, late))
 
 

@@ -80,7 +80,7 @@ class PlannedStep:
 
     def run(self) -> None:
         size = self.work.message_bytes
-        coming = {action: self.way[action.kind].irecv(_empty(size), source)
+        receives = {action: self.way[action.kind].irecv(_empty(size), source)
                   for action in self.actions
                   if (source := self._neighbour(action, -1)) is not None}
         whole = self.layers * self.work.layer_parameters + self.ends * self.work.ends_parameters
@@ -88,8 +88,8 @@ class PlannedStep:
         if self.layout.stage == 3 and self.layout.gather_once:
             self._gather(whole, routed)
         for action in self.actions:
-            if action in coming:
-                coming[action].wait()
+            if action in receives:
+                receives[action].wait()
             self._compute(action)
             if (target := self._neighbour(action, 1)) is not None:
                 self.under_way.append(self.way[action.kind].isend(_empty(size), target))
@@ -126,9 +126,9 @@ class PlannedStep:
             following = self._begin_gather(*one) if ahead and layer < layers - 1 else []
             self._layer(kind, seconds, back)
             if reduces:
-                self._leave(self._reduce(*one))
+                self._wait_unless_overlap(self._reduce(*one))
         if reduces:
-            self._leave(self._reduce(work.ends_parameters, 0.0))
+            self._wait_unless_overlap(self._reduce(work.ends_parameters, 0.0))
 
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
         """Do one layer's computation, and then the messages within it."""
@@ -173,7 +173,7 @@ class PlannedStep:
         return works + self.copies.reduce(sent * (dense / self.shard.size
                                                   + routed / self.experts.size))
 
-    def _leave(self, works: list[Work]) -> None:
+    def _wait_unless_overlap(self, works: list[Work]) -> None:
         """Let `works` go on beside this rank's computation, or with overlap off wait for them."""
         if self.layout.overlap:
             self.under_way += works
