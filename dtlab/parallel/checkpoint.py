@@ -112,10 +112,10 @@ def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     check_distributed(model, "load")
     comm, folder = model.comm.labelled("load"), files.path_of(folder)
     finish_saving(model)
-    path, index = files.first_whole(comm, folder)
+    path, index, latest = files.first_whole(comm, folder)
     extra = restore(model, optimizer, lambda: read_shards([path / name for name in index]),
                     f"load: {path}")
-    model.checkpoints = {**model.checkpoints, folder.absolute(): int(path.name)}
+    model.checkpoints = {**model.checkpoints, folder.absolute(): latest}
     return extra
 
 

@@ -78,7 +78,7 @@ def readable(what: str, value: Any) -> Any:
 
 def prepare(folder: Path, known: int | None) -> Path:
     """Make `folder` and, in it, the folder of the next checkpoint. known: the number of the one
-    that this run saved or loaded last, if it did."""
+    that counted when this run saved or loaded last, if it did."""
     check_replaceable(folder)
     real = Path(os.path.realpath(folder))  # a link may lead where nothing is yet
     try:
@@ -164,13 +164,15 @@ def candidates(folder: Path) -> list[Path]:
     return [folder / str(number) for number in there if number <= latest]
 
 
-def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str]]:
-    """The newest checkpoint whose files are as they were written, and its index. Each rank looks at
-    some of them. Warns of those that it passes over; raises `ConfigError` if there is no other."""
+def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str], int]:
+    """The newest checkpoint whose files are as they were written, its index, and the number of the
+    one that counts. Each rank looks at some of them. Warns of those that it passes over; raises
+    `ConfigError` if there is no other."""
     with on_all_ranks(comm, "load", folder):
         tried = candidates(folder)
     problems: list[ConfigError] = []
-    for path in comm._all_gather_objects(tried)[0]:
+    tried = comm._all_gather_objects(tried)[0]
+    for path in tried:
         try:
             with on_all_ranks(comm, "load", folder):
                 index = read_index(path)
@@ -181,7 +183,7 @@ def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str]]:
             continue
         for why in problems if comm.rank == 0 else ():
             warnings.warn(f"{why}; loading {path} instead", stacklevel=3)
-        return path, index
+        return path, index, int(tried[0].name)
     raise problems[0]
 
 

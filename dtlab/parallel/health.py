@@ -70,9 +70,9 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
     step = -1
 
     def check(what: str, name: str, kind: nn.Module, came: Any, went: Any) -> None:
-        bad = [x for x in _tensors(went) if not bool(torch.isfinite(x).all())]
-        if bad and all(bool(torch.isfinite(x).all()) for x in _tensors(came)):
-            count = int((~torch.isfinite(bad[0])).sum())
+        bad = [x for x in _tensors(went) if not bool(_finite(x).all())]
+        if bad and all(bool(_finite(x).all()) for x in _tensors(came)):
+            count = int((~_finite(bad[0])).sum())
             raise NotFinite(
                 f"rank {comm.rank}{f', step {step}' if step >= 0 else ''}: {what} "
                 f"{name or 'the model'!r} ({type(kind).__name__}) has {count} of "
@@ -104,6 +104,10 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.isfinite(x.float() if x.itemsize == 1 else x)  # torch can't say it of bytes
 
 
 def _tensors(x: Any) -> list[Tensor]:

@@ -42,7 +42,7 @@ class DistributedModule(nn.Module):
     trained: list[nn.Parameter]  # on this rank; between steps they may be frozen and unfrozen
     sharded = False  # do ranks step different elements, or all of them everything?
     saving: Work | None = None  # the checkpoint that is being written, beside training
-    checkpoints: Mapping[Path, int] = MappingProxyType({})  # by folder: which one it had last
+    checkpoints: Mapping[Path, int] = MappingProxyType({})  # by folder: which counted last
 
     def is_original(self, name: str) -> bool:
         """Is this rank's part of the parameter `name` the original, if other ranks have copies?"""

@@ -75,7 +75,8 @@ class Checkpoints:
     def clocks(self, server: int) -> set[int]:
         """The clocks of which `server` has a file, sound or not."""
         files = Path(self.folder).glob(f"server{server}-clock*.ckpt")
-        return {int(file.stem.rpartition("clock")[2]) for file in files}
+        clocks = (file.stem.rpartition("clock")[2] for file in files)
+        return {int(clock) for clock in clocks if clock.isdecimal()}  # else someone's copy
 
     def newest(self, servers: Iterable[int]) -> int | None:
         """The newest clock of which all `servers` have a sound file; None: there is none."""
@@ -97,10 +98,11 @@ class Checkpoints:
                 f"Checkpoints can't use the folder {short(self.folder)}: {why}") from None
 
     def _body(self, server: int, clock: int) -> bytes | None:
-        try:
-            raw = self.path(server, clock).read_bytes()
-        except FileNotFoundError:
+        path = self.path(server, clock)
+        if not path.is_file():
             return None
+        with self._reached():
+            raw = path.read_bytes()
         if len(raw) < _HEAD.size:
             return None
         magic, digest, length = _HEAD.unpack_from(raw)

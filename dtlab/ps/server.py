@@ -66,7 +66,12 @@ class Server(ServerState):
     def made(self) -> None:
         """Make the keys once every worker has called init."""
         if self.inits and self.inits.keys() >= self.clocks.of.keys():
-            _, specs = self.inits.get(self.policy.workers[0]) or next(iter(self.inits.values()))
+            first = self.policy.workers[0]
+            if first not in self.inits:
+                why = "died" if first in self.lost else "finished"
+                raise ConfigError(f"rank {first}, whose values count in init, has {why} before; "
+                                  f"make all keys while it is at work")
+            _, specs = self.inits[first]
             self.batches.append(specs)
             failures.resume(self, specs)
             place = {key: number for number, key in enumerate(specs)}
@@ -187,10 +192,9 @@ class Server(ServerState):
     def _finish(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("finish", number)."""
         if src in self.clocks.of:  # else it was refused, and asks once more
-            self.clocks.leave(src)
             for clock, pulls in self.held.items():  # which it has not waited for
                 self.held[clock] = [pull for pull in pulls if pull.worker != src]
-            self.advance()
+            self._leave(src)
         self.reply(src, body[1])
 
     def _move(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
@@ -217,8 +221,12 @@ class Server(ServerState):
             self.lose(worker)
 
     def lose(self, worker: int) -> None:
-        """Go on without `worker`: its clock holds up no other worker any more."""
+        """Go on without `worker`."""
         self.lost.append(worker)
+        self._leave(worker)
+
+    def _leave(self, worker: int) -> None:
+        """Nobody waits for `worker` any more: neither pulls, nor an init, nor a move."""
         self.clocks.leave(worker)
         self.made()
         self.migration.begin(self)

@@ -608,6 +608,20 @@ def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) 
     assert loaded(tmp_path / "c") == 2.0
 
 
+def test_a_run_that_has_passed_over_a_torn_checkpoint_goes_on_saving(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model = constant(comm, 3.0)
+        load(tmp_path / "c", model)
+        save(tmp_path / "c", model, extra=3.0)
+
+    for value in (1.0, 2.0):
+        saved(tmp_path / "c", value)
+    (tmp_path / "c" / "2" / "rank1.pt").unlink()
+    with pytest.warns(UserWarning, match=r"loading .*c/1 instead"):
+        on("simulator", fn, ranks=2)
+    assert read_extra(tmp_path / "c") == 3.0
+
+
 def test_a_run_whose_folder_was_removed_makes_it_anew(tmp_path: Path) -> None:
     def fn(comm: dtlab.Comm) -> None:
         model = constant(comm, 1.0)

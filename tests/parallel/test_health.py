@@ -101,6 +101,21 @@ def test_a_nan_is_traced_to_rank_step_and_layer(back: bool) -> None:
         on("simulator", train, ranks=3)
 
 
+def test_numbers_of_eight_bits_are_watched() -> None:
+    class Narrow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x / x).to(torch.float8_e4m3fn)
+
+    def fn(comm: Comm) -> None:
+        module = Narrow()
+        with watch_finite(module, comm):
+            module(torch.ones(2))
+            module(torch.zeros(2))
+
+    with pytest.raises(NotFinite, match="step 1: the output of"):
+        on("simulator", fn, ranks=1)
+
+
 class Scaled(nn.Module):
     """A module with a parameter of its own, which a frozen layer follows."""
 

@@ -143,6 +143,34 @@ def test_a_worker_that_never_finishes_is_named() -> None:
         simulate(body, network=uniform(2, 1e-6, 1e9))
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_nobody_waits_for_a_worker_that_has_finished(replicas: int) -> None:
+    @on_workers({"w": torch.zeros(4)}, servers=2 + 2 * replicas, replicas=replicas,
+                consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> list[float] | None:
+        if node.comm.rank == node.policy.workers[-1]:  # it finishes while the other waits
+            with node.comm.compute("step", seconds=1.0):
+                return None
+        node.init({"v": torch.zeros(2)})
+        node.use_servers([1])
+        node.push({"v": -torch.ones(2)})
+        return [*node.pull(["v"])["v"].tolist()]
+
+    ranks = 4 + 3 * replicas
+    values = simulate(body, network=uniform(ranks, 1e-6, 1e9), trace=False, timeout=30).values
+    assert values[-2:] == [[1.0, 1.0], None]
+
+
+def test_keys_made_after_the_first_worker_has_finished_are_refused() -> None:
+    @on_workers({"w": torch.zeros(2)})
+    def body(node: ps.Node) -> None:
+        if node.comm.rank > 1:
+            node.init({"v": torch.zeros(2)})
+
+    with pytest.raises(ConfigError, match="rank 1, whose values count in init, has finished"):
+        simulate(body, network=uniform(3, 1e-6, 1e9))
+
+
 def test_a_mistake_on_processes_is_the_same_mistake() -> None:
     @on_workers({"w": torch.zeros(2)})
     def body(node: ps.Node) -> None:

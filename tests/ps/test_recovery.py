@@ -80,6 +80,13 @@ def test_a_file_that_is_not_sound_is_found_and_the_one_before_is_used(
     assert torch.equal(last, wanted)
 
 
+def test_a_copy_that_someone_made_of_a_file_does_not_matter(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(0, 1, {})
+    path.with_stem(f"{path.stem} (1)").write_bytes(path.read_bytes())
+    Checkpoints(tmp_path).path(0, 2).mkdir()
+    assert Checkpoints(tmp_path).newest([0]) == 1
+
+
 def test_every_single_flipped_byte_is_noticed(tmp_path: Path) -> None:
     keep = Checkpoints(tmp_path)
     path = keep.save(0, 1, {"w": torch.ones(3)})
