@@ -104,6 +104,8 @@ def _what_it_is(text: str, error: Exception) -> str:
         return "it is HTML, as exported for reading; hand in the .ipynb itself"
     if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE):
         return "git has left conflict marks (<<<<<<<) in it; resolve the conflict, and save again"
+    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text[0] == "{":
+        return f"line {error.lineno} goes on after its end; save it in JupyterLab, and hand that in"
     if isinstance(error, json.JSONDecodeError) and (
             error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated string")):
         return "its end is missing; save it and upload it again"

@@ -141,7 +141,8 @@ def _is_complete(path: Path) -> bool:
 
 def numbers(folder: Path) -> list[int]:
     """Return the numbers of all checkpoints in `folder`, complete or not, the oldest first."""
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    return sorted(int(path.name) for path in folder.iterdir()
+                  if path.name.isascii() and path.name.isdecimal())
 
 
 def latest_number(folder: Path) -> int | None:

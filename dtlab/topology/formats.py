@@ -165,7 +165,7 @@ def _matrix(text: str) -> tuple[list[str], dict[str, list[str]], dict[str, str]]
             raise ConfigError(f"there are two rows of {name}; give the output of one box")
         rows[name] = entries = words[: len(names)]
         for entry in [*entries, *["nothing"] * (len(names) - len(entries))]:
-            if not re.fullmatch(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC", entry):
+            if not re.fullmatch(r"X|NV[1-9]\d*|PIX|PXB|PHB|NODE|SYS|SOC", entry):
                 raise ConfigError(f"the row of {name} has {entry!r} among its {len(names)} "
                                   f"entries, which are X, NV#, PIX, PXB, PHB, NODE or SYS")
         affinity[name] = "".join(words[len(names) :][:1]).replace("N/A", "")

@@ -306,6 +306,7 @@ def test_a_traceback_shows_the_line_of_the_cell(welcome, submit):
     ('{\n "cells": [\n<<<<<<< HEAD\n  {}\n=======\n  {}\n>>>>>>> theirs\n]}', "conflict marks"),
     ('{"cells": [{"cell_type": "code", "source": "def hel', "its end is missing"),
     ('{"cells": [{"cell_type": "code"}', "its end is missing"),
+    ('{"cells": []},', "line 1 goes on after its end"),
     (json.dumps({"nbformat": 3, "worksheets": [{"cells": []}]}), "a notebook of format 3"),
     (json.dumps({"cells": []}), "no exercise of this course"),
     (json.dumps({"cells": [None, 3, {"cell_type": "code"}, {"cell_type": "code", "source": 4},
