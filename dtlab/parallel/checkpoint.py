@@ -198,7 +198,8 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
     if not isinstance(state, Mapping):
         raise ConfigError(f"load_full_state_dict takes a dictionary, tensors by name, not "
                           f"{short(state)}")
-    needed = set().union(*model.comm._all_gather_objects(set(shapes_of(model))))
+    comm = model.comm.labelled("load_full_state_dict")
+    needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
     other_names = set(own_state(model.module))  # of tied parameters
     found = {name: x for name, x in state.items() if name not in other_names - needed}
     tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}

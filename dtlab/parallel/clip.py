@@ -38,7 +38,7 @@ def clip_grad_norm_(model: DistributedModule | Pipeline, max_norm: float) -> Ten
         for stage in stages:
             square += _sum_of_squares(stage, square.device, counted)
             counted |= {*stage.parameters()}
-        all_reduce(model.comm, square)
+        all_reduce(model.comm.labelled("clip_grad_norm_"), square)
     else:
         check_distributed(model, "clip_grad_norm_")
         stages, square = [model], _sum_of_squares(model, model.comm.device)
@@ -71,5 +71,6 @@ def _sum_of_squares(model: nn.Module, device: torch.device,
     for comm, square in squares.items():
         for ranks in (wrapper.comm if wrapper and wrapper.sharded else None, comm):
             if ranks is not None:
-                all_reduce(ranks, square, algorithm="recursive_doubling")
+                all_reduce(ranks.labelled("clip_grad_norm_"), square,
+                           algorithm="recursive_doubling")
     return torch.stack([*squares.values()]).sum()

@@ -81,6 +81,9 @@ def hybrid(
     if stage not in (0, 1, 2, 3) or (stage == 3 and schedule.stages > 1):
         raise ConfigError(f"hybrid: stage of ZeRO must be 0, 1, 2 or, without a pipeline, 3; not "
                           f"{stage!r} with {schedule.stages} stages of the pipeline")
+    if not stage and (of_zero := {"param_dtype", "offload", "algorithm"} & options.keys()):
+        raise ConfigError(f"hybrid: {', '.join(sorted(of_zero))} are options of ZeRO, which needs "
+                          f"a stage: stage=1")
     if not all(p.requires_grad for p in gpt.parameters()):
         raise ConfigError("hybrid trains all parameters of a GPT, but some of this one are frozen")
     stages = cut(gpt_layers(shard(gpt, tp, sequence)), schedule.stages)
@@ -162,6 +165,10 @@ class Hybrid(DistributedModule):
         if not self.at_once and torch.is_grad_enabled():
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")
+
+    def forward(self, *_: Any) -> None:
+        raise ConfigError("a Hybrid runs in backward(tokens, targets), which only evaluates within "
+                          "torch.no_grad(); for outputs, load full_state_dict(model) into a GPT")
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return vocab_cross_entropy(self.tp, logits, targets)

@@ -74,6 +74,27 @@ def check_dtype(dtype: object, parameters: Iterable[Tensor]) -> None:
                               f"{p.dtype}, not {short(dtype)}")
 
 
+def check_own_memory(module: nn.Module) -> None:
+    """Raise `ConfigError` if a trained parameter lies in the memory of another parameter or buffer,
+    as after `a.weight.data = b.weight.data`: where ZeRO puts it, they would be two."""
+    last, end, last_is_trained = "", 0, False
+    for first, nbytes, name, is_trained in sorted(
+            (x.data_ptr(), _extent(x), name, x.requires_grad)
+            for name, x in (*module.named_parameters(), *module.named_buffers())
+            if x.numel() and not x.is_meta):
+        if first < end and (is_trained or last_is_trained):
+            raise ConfigError(f"{last!r} and {name!r} lie in the same memory, which ZeRO would "
+                              f"part; let both names be one nn.Parameter, or clone one")
+        if first + nbytes > end:
+            last, end, last_is_trained = name, first + nbytes, is_trained
+
+
+def _extent(x: Tensor) -> int:
+    """The number of bytes from the first element of `x` to the end of the last."""
+    steps = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return (steps + 1) * x.element_size()
+
+
 def check_not_compiled(module: nn.Module) -> None:
     """Raise `ConfigError` if a part of it is compiled."""
     for name, part in module.named_modules():

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dtlab.checks import short
 from dtlab.errors import ConfigError
 from dtlab.parallel.large_batch import LAMB, LARS, Layerwise, whole_norms
-from dtlab.parallel.unit import ShardedParameter
+from dtlab.parallel.sharded_parameter import ShardedParameter
 
 ELEMENTWISE = (*(getattr(torch.optim, name) for name in (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop",
@@ -108,7 +108,6 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
         _step_supports_amp_scaling = property(refuse_scaler, lambda self, value: None)
 
         def zero_grad(self, set_to_none: bool = True) -> None:
-            super().zero_grad()
             model.zero_grad(set_to_none)
 
     def on_all_ranks(swap: Callable[..., Any]) -> Callable[..., Any]:

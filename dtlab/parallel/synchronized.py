@@ -66,7 +66,7 @@ class DistributedModule(nn.Module):
         regions = self.regions()
         kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
         mine = {r.name: (r.shape, r.tensor.dtype) for r in regions}
-        for theirs in self.comm._all_gather_objects(mine):
+        for theirs in self.comm.labelled("full_state_dict")._all_gather_objects(mine):
             kinds |= theirs
         full = {name: torch.zeros(shape, dtype=dtype, device=self.comm.device)
                 for name, (shape, dtype) in kinds.items()}
@@ -287,8 +287,8 @@ class SynchronizedModule(DistributedModule):
         return int(self.all_samples)
 
     def _share_buffers(self) -> None:
-        for buffer in () if self._shared else self.module.buffers():
-            broadcast(self.comm, buffer, algorithm="auto")
+        for name, buffer in () if self._shared else self.module.named_buffers():
+            broadcast(self.comm.labelled(f"the buffer {name}"), buffer, algorithm="auto")
         self._shared = True
 
     def _run_backward(self, weighted: Tensor) -> None:

@@ -32,15 +32,11 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import Hook, before_backward_of, in_autograd
 from dtlab.parallel.layers import layers_of, parameters_by_layer
 from dtlab.parallel.memory import mark
-from dtlab.parallel.model_check import check_not_compiled
+from dtlab.parallel.model_check import check_not_compiled, check_own_memory
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
+from dtlab.parallel.sharded_parameter import set_local_gradient
 from dtlab.parallel.synchronized import Region, SynchronizedModule
-from dtlab.parallel.unit import (
-    Unit,
-    saved_as_views,
-    set_local_gradient,
-    torch_func_differentiates,
-)
+from dtlab.parallel.unit import Unit, saved_as_views, torch_func_differentiates
 
 
 def zero(
@@ -91,6 +87,7 @@ class Stage1(SynchronizedModule):
     def __init__(self, module: nn.Module, comm: Comm, layers: Sequence[nn.Module] | None,
                  dtype: torch.dtype | None, offload: bool, algorithm: str):
         super().__init__(module, comm, algorithm, dtype)
+        check_own_memory(module)
         dtypes = {p.dtype for p in self.trained}
         if len(dtypes) != 1:
             raise ConfigError(f"ZeRO needs trained parameters of one dtype, not of {len(dtypes)}; "

@@ -568,6 +568,7 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
         for p in model.parameters():
             if p.grad is not None and p.dim() > 1:
                 for use in (lambda g: g.square().sum(), lambda g: g.mean(1),
+                            lambda g: g.numpy(), lambda g: g.tolist(),
                             lambda g, shape=p.shape: g.view(shape)):
                     with pytest.raises(dtlab.ConfigError, match="isn't that of the whole"):
                         use(p.grad)
@@ -585,6 +586,37 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
         if p.requires_grad and p.grad is not None:
             joined = torch.cat([part[name] for part in ranks if name in part])
             torch.testing.assert_close(joined, p.grad.flatten())
+
+
+@pytest.mark.parametrize("options", [{}, {"param_dtype": torch.float32}, {"offload": True}])
+@pytest.mark.parametrize("wrapper", ZEROS)
+def test_gradients_of_what_the_optimizer_steps_are_those_parts(
+        wrapper: str, options: dict[str, Any]) -> None:
+    """As libraries clip, scale and forget gradients, which know the optimizer alone."""
+    def train(optimizer: Any, backward: Callable[[int], None]) -> None:
+        for step in range(3):
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            for p in held:
+                p.grad = None
+            backward(step)
+            nn.utils.clip_grad_value_(held, 0.02)
+            for p in held:
+                if p.grad is not None:
+                    p.grad = p.grad * 0.5
+            optimizer.step()
+
+    def ranks(comm: dtlab.Comm) -> Any:
+        model, optimizer = wrapped(comm, wrapper, **options)
+        dtype = options.get("param_dtype", torch.float64)
+        train(optimizer, lambda step: mean(model, data(2 * step + comm.rank).to(dtype)))
+        with pytest.raises(dtlab.ConfigError, match="clip_grad_norm_"):
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+        return full_state_dict(model)
+
+    one = Net()
+    train(sgd(one), lambda step: mean(one, torch.cat([data(2 * step), data(2 * step + 1)])))
+    for state in on("simulator", ranks, ranks=2).values:
+        assert difference(state, one.state_dict()) < (1e-5 if "param_dtype" in options else 1e-12)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -686,6 +718,15 @@ def counted_by_one_of_two(comm: dtlab.Comm) -> None:
     first.backward(second(first(data(comm.rank))).mean(), 4 + comm.rank)
 
 
+def tied_by_data(comm: dtlab.Comm, of: Callable[[Tensor], Tensor]) -> None:
+    net = Net()
+    net.layers[2].weight.data = of(net.layers[0].weight.data)
+    WRAPPERS["overlap"](net, comm)  # which leaves both where they are
+    net = Net()
+    net.layers[2].weight.data = of(net.layers[0].weight.data)
+    zero(net, comm)
+
+
 def compiled_afterwards(comm: dtlab.Comm) -> None:
     model, _ = zero(nn.Sequential(nn.Linear(3, 3)), comm, 3)
     model.module.compile(backend="eager")
@@ -721,6 +762,9 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
     "unfrozen after wrapping": ("before wrapping", lambda comm: unfrozen(comm, "overlap")),
     "an expanded buffer": ("elements of 'rows' share memory", lambda comm: (lambda net: (
         net.register_buffer("rows", torch.ones(1).expand(3)), DataParallel(net, comm)))(Net())),
+    "tied by .data": ("'layers.0.weight' and 'layers.2.weight' lie in the same memory",
+                      lambda comm: tied_by_data(comm, lambda w: w)),
+    "transposed": ("lie in the same memory", lambda comm: tied_by_data(comm, Tensor.t)),
     "wrapped before": ("wrap each module once", lambda comm: (
         zero(DataParallel(Net(), comm), comm, 2))),
     "a step of gradients that are not reduced": ("outside no_sync", lambda comm: (

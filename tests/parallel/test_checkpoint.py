@@ -495,12 +495,19 @@ def test_a_call_that_a_rank_leaves_out_is_named(tmp_path: Path, backend: str) ->
         if comm.rank == 0:  # as one saves with torch.save
             save(tmp_path / "c", model)
 
+    def whole(comm: dtlab.Comm) -> None:
+        model = constant(comm)
+        if comm.rank == 0:
+            full_state_dict(model)
+
     def unlike(comm: dtlab.Comm) -> None:
         constant(comm) if comm.rank else zero(nn.Linear(2, 2), comm)
 
     with pytest.raises(dtlab.Deadlock, match="1 returned without calling save") as caught:
         on(backend, alone, ranks=2)
     assert "save" in caught.value.waiting[0].doing
+    with pytest.raises(dtlab.Deadlock, match="1 returned without calling full_state_dict"):
+        on(backend, whole, ranks=2)
     with pytest.raises(dtlab.ShapeMismatch, match=r"is in (zero|DataParallel), but rank . is in"):
         on(backend, unlike, ranks=2)
 

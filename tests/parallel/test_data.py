@@ -186,6 +186,28 @@ def test_buffers_are_rank_0s_before_each_forward() -> None:
     assert_equal(list(values[0]), list(one.buffers()), 1e-6)
 
 
+class Cache(nn.Linear):
+    """Its buffer is as long as the longest batch, as those of rotary positions are."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("cos", torch.ones(0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cos = torch.ones(max(len(self.cos), len(x)), 1)
+        return super().forward(x) * self.cos[: len(x)]
+
+
+def test_a_buffer_that_has_another_shape_on_each_rank_is_named() -> None:
+    def step(comm: dtlab.Comm) -> None:
+        model = DataParallel(nn.Sequential(Cache()), comm)
+        for _ in range(2):
+            model(torch.ones(2 + comm.rank, 3)).sum().backward()
+
+    with pytest.raises(dtlab.ShapeMismatch, match=r"in the buffer 0.cos: broadcast\(float32 .2, 1"):
+        simulated(step)
+
+
 def test_uneven_numbers_of_batches() -> None:
     def train(comm: dtlab.Comm) -> list[Any]:
         model = DataParallel(mlp(), comm)

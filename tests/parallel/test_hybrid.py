@@ -196,6 +196,8 @@ def test_types_accept_it(options: dict[str, Any], dropout: float) -> None:
     ({"pp": 2, "dp": 2}, {"stage": 3}, 4, "stage of ZeRO must be 0, 1, 2 or, without a pipeline"),
     ({"dp": 4}, {"stage": 3, "schedule": zb_v}, 4, "not 3 with 2 stages of the pipeline"),
     ({"dp": 4}, {"stage": 4}, 4, "not 4"),
+    ({"dp": 4}, {"param_dtype": torch.bfloat16, "offload": True}, 4,
+     "offload, param_dtype are options of ZeRO, which needs a stage"),
     ({"dp": 2, "cp": 2}, {}, 4, "knows the axes pp, dp and tp, but the mesh has cp"),
     ({"tp": 4}, {"schedule": "1F1B"}, 4, "must be a Schedule or a function"),
     ({"pp": 4}, {"schedule": gpipe(2, 1)}, 4, "the schedule is for 2 ranks, but there are 4"),
@@ -224,12 +226,16 @@ def test_what_this_gpt_can_not_do_says_so() -> None:
         model, _ = built(comm, {"pp": 2}, CONFIG, "adam", {})
         model.backward(*torch.zeros(2, 4, 9, dtype=torch.int64))
 
+    def called(comm: dtlab.Comm) -> None:
+        built(comm, {"pp": 2}, CONFIG, "adam", {})[0](torch.zeros(4, 8, dtype=torch.int64))
+
     def frozen(comm: dtlab.Comm) -> None:
         gpt = GPT(CONFIG)
         gpt.norm.requires_grad_(False)
         hybrid(gpt, Mesh(comm, dp=2))
 
     for fn, says in ((long, "9 positions are more than its context of 8"),
+                     (called, "for outputs, load full_state_dict"),
                      (frozen, "some of this one are frozen")):
         with pytest.raises(dtlab.ConfigError, match=says):
             on("simulator", fn, ranks=2)

@@ -12,7 +12,7 @@ from dtlab.collectives import all_reduce, broadcast
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import owners_of
-from dtlab.parallel.unit import local_gradient, set_local_gradient
+from dtlab.parallel.sharded_parameter import local_gradient, set_local_gradient
 from dtlab.parallel.zero import Stage3
 
 Tied = list[tuple[Comm, nn.Parameter]]  # each parameter, and the ranks that have it
