@@ -142,7 +142,7 @@ class DataParallel(SynchronizedModule):
         for bucket in self.buckets:
             bucket.awaited = set(bucket.parameters)
 
-    def gradient_is_there(self, p: nn.Parameter) -> None:
+    def gradient_ready(self, p: nn.Parameter) -> None:
         """Overlap: a bucket leaves once it is full, and all before it have left."""
         self._bucket_of[p].awaited.discard(p)
         for bucket in self.buckets[len(self._launched) :] if self._overlap else ():

@@ -69,9 +69,9 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
         raise ConfigError(f"watch_finite takes a torch.nn.Module, not {short(module)}")
     step = -1
 
-    def check(what: str, name: str, kind: nn.Module, came: Any, went: Any) -> None:
-        bad = [x for x in _tensors(went) if not bool(_finite(x).all())]
-        if bad and all(bool(_finite(x).all()) for x in _tensors(came)):
+    def check(what: str, name: str, kind: nn.Module, inputs: Any, outputs: Any) -> None:
+        bad = [x for x in _tensors(outputs) if not bool(_finite(x).all())]
+        if bad and all(bool(_finite(x).all()) for x in _tensors(inputs)):
             count = int((~_finite(bad[0])).sum())
             raise NotFinite(
                 f"rank {comm.rank}{f', step {step}' if step >= 0 else ''}: {what} "
@@ -82,16 +82,16 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
         return [x.register_hook(lambda gradient: check(what, name, kind, (), gradient))
                 for x in _tensors(of) if x.requires_grad]
 
-    def forward_hook(name: str, layer: nn.Module, args: Any, options: Any, went: Any) -> None:
-        check("the output of", name, layer, (args, options), went)
+    def forward_hook(name: str, layer: nn.Module, args: Any, options: Any, outputs: Any) -> None:
+        check("the output of", name, layer, (args, options), outputs)
         check_gradients("a gradient of", name, layer, args, options)  # the last layers' come first
         if layer is module:
-            check_gradients("the gradient of the output of", name, layer, went)
+            check_gradients("the gradient of the output of", name, layer, outputs)
 
-    def begin(_: nn.Module, *came: Any) -> None:
+    def begin(_: nn.Module, *inputs: Any) -> None:
         nonlocal step
         step += 1
-        check("an input of", "", module, (), came)
+        check("an input of", "", module, (), inputs)
 
     handles: list[Any] = [module.register_forward_pre_hook(begin, with_kwargs=True)]
     for name, layer in module.named_modules():

@@ -56,7 +56,7 @@ class Replicas:
         self._whole: list[int] = []  # the groups that take part now
         self._averaged = False  # has it the averaged gradients of the next one?
         try:
-            self._form()
+            self._new_groups()
         except RankDied:
             self._reform()
 
@@ -131,12 +131,12 @@ class Replicas:
         while True:
             try:
                 self.comm = self.comm.shrink()
-                self._form()
+                self._new_groups()
                 return
             except RankDied:
                 continue
 
-    def _form(self) -> None:
+    def _new_groups(self) -> None:
         """Form the groups that are whole, with the newest state on all of their ranks. A death on
         the way changes nothing but `_part`."""
         comm = self.comm

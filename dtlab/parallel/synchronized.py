@@ -162,7 +162,7 @@ class SynchronizedModule(DistributedModule):
         """Backward begins."""
 
     @abstractmethod
-    def gradient_is_there(self, p: nn.Parameter) -> None:
+    def gradient_ready(self, p: nn.Parameter) -> None:
         """Note, in a backward that reduces, that it has computed `p.grad`."""
 
     @abstractmethod
@@ -323,7 +323,7 @@ class SynchronizedModule(DistributedModule):
             self._begin()
             if not (self._counting or self._ends):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self.gradient_is_there(p)
+        self.gradient_ready(p)
 
     def _enter_backward(self, *_: Any) -> None:
         """The gradient of an output is there, so this is the whole backward, and not the one that

@@ -141,7 +141,7 @@ class Stage1(SynchronizedModule):
         for unit in self.units:
             unit.awaited = set(unit.parameters)
 
-    def gradient_is_there(self, p: nn.Parameter) -> None:
+    def gradient_ready(self, p: nn.Parameter) -> None:
         self._unit_of[p].add_gradient(p)
 
     def reduced(self, comm: Comm, unit: Unit) -> Tensor:
@@ -197,8 +197,8 @@ class Stage2(Stage1):
         super().begin_reduction()
         self._reductions = self.comm.subgroup(range(self.comm.size))  # have a stream of their own
 
-    def gradient_is_there(self, p: nn.Parameter) -> None:
-        super().gradient_is_there(p)
+    def gradient_ready(self, p: nn.Parameter) -> None:
+        super().gradient_ready(p)
         self._unit_of[p].awaited.discard(p)
         while len(self._launched) < len(self.units) and not self._next.awaited:
             self._launch_reduction()

@@ -127,7 +127,7 @@ def _stretches(times: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
 
 
 @cost.remembered
-def _form(collective: str, name: str, ranks: int, nbytes: int) -> cost.Form:
+def _closed_form(collective: str, name: str, ranks: int, nbytes: int) -> cost.Form:
     """Return the form, to be kept, without what each rank sends: that would fill the memory."""
     return cost.form(collective, name, ranks, nbytes)._replace(sent_bytes=[], messages=[])
 
@@ -135,7 +135,7 @@ def _form(collective: str, name: str, ranks: int, nbytes: int) -> cost.Form:
 def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, beta: float,
             gamma: float) -> float:
     """Do as `cost.time_s`, but keep the closed form, so that a slider only multiplies."""
-    return _form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
+    return _closed_form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
 
 
 def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:

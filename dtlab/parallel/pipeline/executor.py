@@ -230,14 +230,15 @@ class Pipeline:
         x, targets, extras = self.batch[micro]
         inputs: list[Tensor] = []  # that need gradients
         if stage:
-            came, form = self.received.pop(Action(stage, "F", micro)), self.forms[stage]
+            arrived, form = self.received.pop(Action(stage, "F", micro)), self.forms[stage]
             for place, needs in enumerate(form.gradients):
                 if needs:
-                    leaf = came[place].new_zeros(()).expand(came[place].shape).requires_grad_()
-                    came[place] = Received.apply(leaf, came[place])
-                    known_letters[came[place]] = form.letters[place]
+                    x = arrived[place]
+                    leaf = x.new_zeros(()).expand(x.shape).requires_grad_()
+                    arrived[place] = Received.apply(leaf, x)
+                    known_letters[arrived[place]] = form.letters[place]
                     inputs.append(leaf)
-            x = tree_map(came.__getitem__, form.places)
+            x = tree_map(arrived.__getitem__, form.places)
         module = self.modules[stage]
         run = self._recomputed if self.recompute and torch.is_grad_enabled() else call
         try:
@@ -246,7 +247,7 @@ class Pipeline:
         except RuntimeError as error:
             if not stage or isinstance(error, DtlabError):
                 raise
-            shapes = ", ".join(str(tuple(t.shape)) for t in came)
+            shapes = ", ".join(str(tuple(t.shape)) for t in arrived)
             raise ConfigError(f"stage {stage} fails on what stage {stage - 1} hands on, of shape "
                               f"{shapes}: {error}") from error
         if stage == self.schedule.stages - 1:
@@ -318,27 +319,27 @@ class Pipeline:
             return
         rank = self._sender(message)
         while message in self.expected.get(rank, ()):
-            coming = self.expected[rank][0]
-            stage = coming.stage + (coming.kind == "B")  # whose inputs these are, or gradients of
+            expected = self.expected[rank][0]
+            stage = expected.stage + (expected.kind == "B")  # these are its inputs, or gradients of
             if stage not in self.forms:
                 if not now:
                     return
-                self.forms[stage] = self.comm.labelled(str(coming)).recv_object(rank)
+                self.forms[stage] = self.comm.labelled(str(expected)).recv_object(rank)
             into, works = [], []
             for shape, dtype, needs, letters in self.forms[stage].parts():
-                if coming.kind == "F" or needs:
+                if expected.kind == "F" or needs:
                     x = mark(torch.empty(shape, dtype=dtype, device=self._device()), "activations")
-                    known_letters[x] = letters if coming.kind == "F" else {}
+                    known_letters[x] = letters if expected.kind == "F" else {}
                     into.append(x)
-                    works.append(self.comm.labelled(str(coming)).irecv(x, rank))
+                    works.append(self.comm.labelled(str(expected)).irecv(x, rank))
             self.under_way[rank].append((self.expected[rank].pop(0), into, works))
 
     def _receive(self, message: Message) -> None:
         while message not in self.received:  # as it is if the stage before or after is here, too
-            came, into, works = self.under_way[self._sender(message)].pop(0)
+            arrived, into, works = self.under_way[self._sender(message)].pop(0)
             for work in works:
                 work.wait()
-            self.received[came] = into
+            self.received[arrived] = into
 
     def _sender(self, message: Message) -> int:
         return self.schedule.rank_of[message.stage + (-1 if message.kind == "F" else 1)]
