@@ -57,6 +57,8 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
                                top=height_in - 0.65 - 1.15)
             _draw_held(below, timing, plan, end)
             axes.tick_params(labelbottom=False)
+        else:
+            axes.set_xlabel("time (s)")
         present = {action.kind for row in plan.rows for action in row}
         handles = [Patch(facecolor=color, edgecolor=PAPER, label=f"{kind}: {name}")
                    for kind, (name, color) in KINDS.items() if kind in present]

@@ -88,7 +88,7 @@ def test_what_the_first_rank_holds(prose: str) -> None:
 
 def test_what_interleaving_costs(prose: str) -> None:
     assert "The bubble is (p−1)(F+B)/v, where p divides m" in prose
-    assert "for v ≥ 2 and such m from 2p on, more memory: rank 0, which holds the most, holds " \
+    assert "for v ≥ 2 and such an m ≥ 2p, more memory: rank 0, which holds the most, holds " \
         "1 + (p−1)/(pv) times what it holds with 1F1B" in prose
     for p, v in ((4, 2), (4, 4), (3, 2), (8, 2)):
         factor = 1 + (p - 1) / (p * v)
@@ -123,7 +123,7 @@ def test_backward_in_two(prose: str) -> None:
     assert zb_h1(4, 8).time().held == [4, 4, 4, 4]
     assert one_f_one_b(4, 8).time().held == [4, 3, 2, 1]
     assert "(p−1)(F+B−3W), where again W ≤ F and W ≤ I, and m ≥ 2p − 1" in prose
-    assert "Here that is nothing, for 2p − 1 = 7 micro-batches on every rank" in prose
+    assert "Here that is nothing, but every rank holds 2p − 1 = 7 micro-batches, not 4" in prose
     assert (zb_h2(4, 8).time().bubble, zb_h2(4, 8).time().held) == (0, [7] * 4)
     assert ("With F = I = W and m ≥ 2p − 1 that leaves no bubble, and no rank holds more than "
             "1F1B's first") in prose

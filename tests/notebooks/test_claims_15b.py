@@ -28,7 +28,7 @@ def hours(gpus: float) -> float:
 
 
 def test_the_first_picture_is_the_day_of_chapter_15_with_another_answer(prose: str) -> None:
-    assert "The first day of chapter 15 again; only the answer is another" in prose
+    assert "This is the first day of chapter 15 again, with another answer" in prose
     day = Chapter("15").code_with("day = goodput(")
     assert source("month-picture") == day.replace("=3600)", '=3600, answer="shrink")')
     case = {"save_s": 120, "restart_s": 600, "interval_s": 1800, "repair_s": 3600}

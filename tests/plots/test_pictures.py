@@ -411,6 +411,11 @@ def test_a_schedule_says_which_shade_is_which_chunk_if_there_are_several() -> No
     assert two[-2:] == ["chunk 1", "chunk 2 of 2"]
 
 
+def test_a_schedule_has_seconds_on_its_lowest_axis() -> None:
+    for held in (True, False):
+        assert plots.schedule(one_f_one_b(2, 4), held=held).axes[-1].get_xlabel() == "time (s)"
+
+
 def texts_of_legend(picture: Picture) -> list[str]:
     return [text.get_text() for text in picture.legends[0].get_texts()]
 
