@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,12 @@ def registering() -> Iterator[None]:
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores, as many tests wait: for browsers, hosts, ends."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_configure() -> None:
+    """Ctrl-C ends what tests start, also if a shell that ignores it has started the tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -179,7 +179,10 @@ def test_a_terminal_sees_the_loss_while_it_trains_and_ctrl_c_ends_all() -> None:
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert ranks
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    try:
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
     assert process.stdout is not None
     assert process.stdout.read() == b""
     os.close(terminal)
