@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["patches the report's points", "unpickled", "a channel: System V", "calls the solution",
          "the test's cell says 4", "kills its parent",
          "in colors and keys", "read and executed: find-rings", "layers that take no time",
-         "fill the referee's memory", "lives that", "in the name of a file", "once they are dead",
-         "gathered in each step", "on one rank: one-f-one-b", "a number in a tensor"]
+         "steps on weights that fill the referee's memory", "lives that hand a training over",
+         "in the name of a file, as text", "answer once they are dead", "gathered in each step",
+         "one stage, on one rank: one-f-one-b", "a number in a tensor"]
 
 
 def test_names_tell_the_attacks_apart():
