@@ -107,7 +107,8 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
 
 
 def _finite(x: Tensor) -> Tensor:
-    return torch.isfinite(x.float() if x.itemsize == 1 else x)  # torch can't say it of bytes
+    """Do as torch.isfinite, which takes no numbers of eight bits."""
+    return torch.isfinite(x.float() if x.itemsize == 1 else x)
 
 
 def _tensors(x: Any) -> list[Tensor]:

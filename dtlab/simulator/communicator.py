@@ -170,7 +170,7 @@ class SimComm(Comm):
         message.sent_s = engine.now
         message.left = False
         message.sender = strand
-        if nbytes <= engine.eager_bytes:
+        if nbytes <= engine.eager_bytes and not channel.closed:
             self._send_eagerly(message)
         if message.into is not None:
             engine.match(message, self.label, message.label)

@@ -183,3 +183,22 @@ def test_a_crash_between_the_end_of_shrink_and_its_return_is_noticed() -> None:
         return comm.shrink().size
 
     assert simulate(body, network=NETWORK, crash={1: 3}, detect_s=0.1).values == [1, None]
+
+
+@pytest.mark.parametrize("eager_bytes", [0, 1000])
+def test_a_send_that_nobody_can_receive_raises(eager_bytes) -> None:
+    """Over what `shrink` has ended, and to a dead rank, though the sender need not wait."""
+    def body(comm: Comm) -> list[int]:
+        with pytest.raises(RankDied):
+            comm.recv(torch.zeros(1), 2)
+        raised = []
+        comm.shrink()
+        for peer in (1 - comm.rank, 2):
+            with pytest.raises(RankDied) as error:
+                comm.send(torch.zeros(1), peer)
+            raised.append(error.value.rank)
+        return raised
+
+    values = simulate(body, network=uniform(3, 0, 8.0), crash={2: 0}, detect_s=0.1,
+                      eager_bytes=eager_bytes).values
+    assert values == [[1, 2], [0, 2], None]
