@@ -174,7 +174,7 @@ class SimComm(Comm):
             message.x = message.x.detach().clone()
         message.send_done = True
         message.end_s = 0.0
-        self._engine.start_eagerly(message)
+        self._engine.matched.append(message)
 
     def _recv(self, x: Any, src: int | None) -> PendingMessage:
         """Post the receiver's side of a message."""

@@ -21,15 +21,7 @@ from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.ranks.call_checks import check_call, check_options
 from dtlab.ranks.output import RankOutput, write
 from dtlab.result import Result
-from dtlab.simulator import (
-    communicator,
-    crashes,
-    engine,
-    process_state,
-    strands,
-    streams,
-    works,
-)
+from dtlab.simulator import communicator, crashes, engine, process_state, strands, streams, works
 from dtlab.simulator.copies import Copies, Shared
 from dtlab.simulator.deaths import Deaths
 from dtlab.simulator.strands import NO_MODES, NeedsThreads, modes
