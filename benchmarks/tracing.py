@@ -23,7 +23,7 @@ CALLS = 10
 
 def turns(comm: Comm, nbytes: int, repeats: int) -> list[tuple[float, float]]:
     """Seconds of each pair of turns: (traced, not traced)."""
-    end = comm.end  # type: ignore[attr-defined]  # the real communicator's: see processes.endpoint
+    end = comm.endpoint  # type: ignore[attr-defined]
     x = torch.zeros(nbytes // 4)
     pairs = []
     for repeat in range(-2, repeats):

@@ -164,7 +164,7 @@ def two_ranks() -> Finding:
 def launch_variables() -> Finding:
     """Variables by which torch's processes find each other: dtlab joins none for them alone."""
     found = [f"{name}={os.environ[name]}" for name in _LAUNCH_VARIABLES if name in os.environ]
-    if not found or torchrun.launched():
+    if not found or torchrun.started() is not None:
         return Finding("Environment", "ok", "no variable of a launcher stands in the way"
                        if not found else "started by torchrun or Slurm: dtlab.run joins its ranks")
     return Finding("Environment", "note",

@@ -8,9 +8,9 @@ the trace (`recorder`).
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -38,14 +38,14 @@ _FIRST_TAG, _TAGS = 1 << 20, 1 << 30  # below are those that learners use with t
 
 
 class ProcessComm(Comm):
-    """A group of ranks, each a process. `members[r]` is the rank r's number in the whole run."""
+    """A group of ranks, each a process. `members[r]` is rank r's number in the whole run."""
 
-    on_host = True  # Gloo moves what lies in the CPU's memory
+    on_host = True  # see `message.payload_of`
 
     def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...],
                  visible: bool = True):
         super().__init__(members.index(end.rank), len(members), end.device)
-        self.end, self.members, self.context, self.visible = end, members, context, visible
+        self.endpoint, self.members, self.context, self.visible = end, members, context, visible
         self.transport: Transport = end.transport
         self.tag = tag_of(context)
         self._check = end.context_check(self.tag)
@@ -59,53 +59,49 @@ class ProcessComm(Comm):
     # ---- messages -------------------------------------------------------------------------------
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        """As in `Comm`."""
-        check_overlap(self, ops, self.end.under_way())
+        check_overlap(self, ops, self.endpoint.posted_extents())
         messages = [self._message(op) for op in ops]
         self._start(messages)
-        place, inside = calling_place(), self.in_collective
-        return [self.end.posted_at(PostedMessage(self.end, message, self._finish, inside), place)
-                for message in messages]
+        works: list[Work] = [PostedMessage(self.endpoint, message, self._finish,
+                                           self.in_collective) for message in messages]
+        self.endpoint.posted.update(dict.fromkeys(works, calling_place()))
+        return works
 
     def exchange(self, *ops: Send | Recv) -> None:
-        """As in `Comm`."""
-        check_overlap(self, ops, self.end.under_way())
+        check_overlap(self, ops, self.endpoint.posted_extents())
         self._finish(self._start([self._message(op) for op in ops]))
 
     def send(self, x: Any, dst: int) -> None:
-        """As in `Comm`."""
         self.exchange(Send(x, dst))
 
     def recv(self, x: Any, src: int | None = None) -> int:
-        """As in `Comm`."""
-        check_overlap(self, [Recv(x, src)], self.end.under_way())
+        check_overlap(self, [Recv(x, src)], self.endpoint.posted_extents())
         messages = self._start([self._message(Recv(x, src))])
         self._finish(messages)
         return messages[0].peer
 
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
-        """As in `Comm`. Gloo can't be asked whether a message has come, and closes every connection
-        of the process if it is told to wait for a limited time: so threads wait for messages."""
+        """As in `Comm`. Gloo can't test a handle, and closes all connections of the process if a
+        wait times out. So a thread waits for each message."""
         check_wait(self.rank, works, Work, timeout_s)
-        over = threading.Event()
-        told = [work.notify(over) for work in works]  # type: ignore[attr-defined]
-        begun_s, writer = time.perf_counter(), self.end.writer
-        if not over.is_set():
+        futures: list[Future[Any]] = [work.as_future() for work in works]  # type: ignore[attr-defined]
+        begun_s, writer = time.perf_counter(), self.endpoint.writer
+        if not any(future.done() for future in futures):
             writer.waits_for_any([work.message.awaited() for work in works
                                   if isinstance(work, PostedMessage)], self.label,
                                  ends=timeout_s is not None)
-            over.wait(timeout_s)
+            wait(futures or [Future()], timeout_s, FIRST_COMPLETED)  # of none, wait for the limit
             writer.runs()
-            self.end.recorder.add_wait(begun_s, self.label, writer.number)
-        for listeners in told:
-            listeners.remove(over)
-        done = next((work for work in works if work.is_over), None)  # type: ignore[attr-defined]
-        if done is not None and not done.has_failed:  # type: ignore[attr-defined]
-            done.wait()
-        return done
+            self.endpoint.recorder.add_wait(begun_s, self.label, writer.number)
+        for work, future in zip(works, futures, strict=True):
+            if future.done():
+                if future.exception() is None:
+                    work.wait()
+                return work
+        return None
 
     def _message(self, op: Send | Recv) -> Message:
-        """This side of the message, checked, not yet posted."""
+        """Check `op` and return this side of its message, not posted yet."""
         if op.__class__ not in (Send, Recv):
             raise no_operation(self.rank, op)
         x, peer = op
@@ -126,24 +122,24 @@ class ProcessComm(Comm):
                        channel, self.on_host)
 
     def _start(self, messages: list[Message]) -> list[Message]:
-        """Post all `messages` together. Returns them in the order in which to wait for them:
-        receives first, for a message that finds its buffer ready moves at once."""
+        """Post all `messages` together, receives first. Returns them in the order of posting, in
+        which to wait for them."""
         ordered = sorted(messages, key=attrgetter("sends"))
-        self.end.check_not_shrunk(self.context)
-        with self.end.lock:
+        self.endpoint.check_not_shrunk(self.context)
+        with self.endpoint.lock:
             self._announce(ordered)
             posted_s = time.perf_counter()
             handles = self._move([message.operation for message in ordered])
             for message, handle in zip(ordered, handles, strict=True):
                 message.posted_s = posted_s
-                message.handle = self.end.watched(handle, message, self.members)
+                message.handle = self.endpoint.watched(handle, message, self.members)
                 if message.rest is not None:
-                    rest_handle = self.end.transport.start([message.rest])[0]
-                    message.rest_handle = self.end.watched(rest_handle, message, self.members)
+                    rest_handle = self.endpoint.transport.start([message.rest])[0]
+                    message.rest_handle = self.endpoint.watched(rest_handle, message, self.members)
         return ordered
 
     def _move(self, operations: list[Operation]) -> Sequence[Handle]:
-        """Hand operations to the transport. Returns their handles."""
+        """Start operations. Returns their handles."""
         return self.transport.start(operations)
 
     def _announce(self, messages: list[Message]) -> None:
@@ -172,17 +168,17 @@ class ProcessComm(Comm):
             raise
 
     def _check_sources(self, receives: list[Message]) -> None:
-        """See `check_sources`: of what is under way, and these."""
+        """Call `check_sources` for the receives under way and these new ones."""
         anyone = [*self._from_anyone, *(m for m in receives if m.channel is None)]
         if anyone:
-            others = [work.message for work in (*self.end.posted, *self.end.cancelled)]
+            others = [work.message for work in (*self.endpoint.posted, *self.endpoint.cancelled)]
             named = any(m.channel is not None and not m.sends and m.tag == self.tag
                         for m in (*others, *receives))
             check_sources(self.rank, named, [
                 decoded(m.header.text) if m.header.text else describe(m.x) for m in anyone])
 
     def _forget(self, receive: Message) -> None:
-        """A receive from anyone is not under way any more."""
+        """Remove a receive from anyone from those under way, and renumber the others."""
         self._from_anyone.remove(receive)
         for number, other in enumerate(self._from_anyone):
             other.number = number
@@ -190,8 +186,8 @@ class ProcessComm(Comm):
             self._check.set_wildcards(len(self._from_anyone))
 
     def _finish(self, messages: Sequence[Message]) -> None:
-        """Wait until all are done, and put what was received in its place."""
-        writer, recorder = self.end.writer, self.end.recorder
+        """Wait for all `messages`, and deliver what was received."""
+        writer, recorder = self.endpoint.writer, self.endpoint.recorder
         peers = tuple(dict.fromkeys([message.world for message in messages]))
         directions = {message.sends for message in messages}
         doing = EXCHANGE if len(directions) > 1 else SEND if True in directions else RECV
@@ -206,12 +202,12 @@ class ProcessComm(Comm):
                 if not message.sends:
                     if message.peer == ANY_SOURCE:
                         self._met(message)
-                    message.deliver(self.end.transport)
+                    message.deliver(self.endpoint.transport)
                 message.done_s = time.perf_counter()
                 nbytes += message.nbytes
         except RuntimeError as error:
-            self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
-            failure = self.end.broken_off(error, self.rank, message.peer)
+            self.endpoint.unfinished += [m for m in messages if m is not message and not m.done_s]
+            failure = self.endpoint.connection_error(error, self.rank, message.peer)
             raise failure from failure.__cause__
         finally:
             writer.runs()
@@ -222,10 +218,10 @@ class ProcessComm(Comm):
             recorder.add_wait(begun_s, label, writer.number)
 
     def _met(self, message: Message) -> None:
-        """A receive from any source has met its sender."""
+        """Set the sender of a receive from anyone, and count its message."""
         message.world = message.handle._source_rank()  # type: ignore[attr-defined]
         message.peer = self.members.index(message.world)
-        with self.end.lock:
+        with self.endpoint.lock:
             self._forget(message)  # before it is counted: see `Channel`
             message.number = self._channel(message.peer, False).count(message.header)
 
@@ -233,7 +229,7 @@ class ProcessComm(Comm):
         channel = self._channels.get((peer, sends)) if peer.__class__ is int else None
         if channel is None:
             self._check_peer(peer, "send to" if sends else "receive from")
-            me, other = self.end.rank, self.members[peer]
+            me, other = self.endpoint.rank, self.members[peer]
             src, dst = (me, other) if sends else (other, me)
             channel = Channel(self._check, src, dst, not sends)
             channel = self._channels.setdefault((int(peer), sends), channel)
@@ -266,25 +262,25 @@ class ProcessComm(Comm):
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
         """Mark the work done inside as a span of the trace; it takes what it takes."""
         check_amount(f"rank {self.rank}: seconds of compute({label!r})", seconds)
-        writer = self.end.writer
+        writer = self.endpoint.writer
         writer.does(COMPUTE, label)
         start_s = time.perf_counter()
         try:
             yield
         finally:
-            self.end.recorder.add_span("compute", start_s, label, writer.number)
+            self.endpoint.recorder.add_span("compute", start_s, label, writer.number)
             writer.does(RUNNING)
 
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         """into ← into op x, in place, as a span of the trace. Returns `into`."""
         start_s = time.perf_counter()
         combine_(into, x, op)
-        self.end.recorder.add_span("reduce", start_s, self.label, self.end.writer.number)
+        self.endpoint.recorder.add_span("reduce", start_s, self.label, self.endpoint.writer.number)
         return into
 
     def now(self) -> float:
         """Seconds since the run began."""
-        return time.perf_counter() - self.end.start_s
+        return time.perf_counter() - self.endpoint.start_s
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> BegunWork:
         """As in `Comm`: on a thread of its own."""
@@ -301,13 +297,13 @@ class ProcessComm(Comm):
                             getattr(fn, "__name__", type(fn).__name__), calling_place())
 
     def _new_stream(self) -> Stream:
-        return Stream(self.end)
+        return Stream(self.endpoint)
 
     def _all_gather_objects(self, value: Any) -> list[Any]:
-        """Everyone's `value`, by rank, through rank 0. On messages that no trace shows."""
+        """As in `Comm`: through rank 0, by messages that are not traced."""
         if not self._hidden:
-            hidden = ProcessComm(self.end, self.members, (*self.context, "agree"), visible=False)
-            self._hidden.append(hidden)
+            context = (*self.context, "agree")
+            self._hidden.append(ProcessComm(self.endpoint, self.members, context, visible=False))
         hidden = self._hidden[0].labelled(self.label or "split")
         if self.rank:
             hidden.send(value, 0)
@@ -318,30 +314,27 @@ class ProcessComm(Comm):
         return values
 
     def shrink(self) -> ProcessComm:
-        """As in `Comm`."""
-        if self.end.store is None:
+        if self.endpoint.store is None:
             raise ConfigError(f"rank {self.rank}: torchrun can't shrink a communicator: it stops "
                               f"all ranks after a death, and starts them anew: --max-restarts")
-        if self.end.in_session:
+        if self.endpoint.in_session:
             raise ConfigError(f"rank {self.rank}: a session can't shrink a communicator, for a "
                               f"death ends all its ranks; call dtlab.run(…, may_die=…)")
         if type(self) is not ProcessComm or len(self.context) > 1:
             super().shrink()
-        number, ranks = self.end.shrink()
-        return ProcessComm(self.end, ranks, (survivors_key(number),))
+        number, ranks = self.endpoint.shrink()
+        return ProcessComm(self.endpoint, ranks, (survivors_key(number),))
 
     def joining(self) -> bool:
-        """As in `Comm`."""
-        return self.end.store is not None and self.end.store.check([JOINING])
+        return self.endpoint.store is not None and self.endpoint.store.check([JOINING])
 
     @property
     def global_ranks(self) -> tuple[int, ...]:
-        """As in `Comm`."""
         return tuple(self.members)
 
     def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> ProcessComm:
         members = [self.members[rank] for rank in ranks]
-        return type(self)(self.end, members, (*self.context, *context))
+        return type(self)(self.endpoint, members, (*self.context, *context))
 
 
 def tag_of(context: tuple[Any, ...]) -> int:

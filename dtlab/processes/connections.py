@@ -11,7 +11,6 @@ import os
 import socket
 import stat
 from pathlib import Path
-from types import TracebackType
 
 
 class Connections:
@@ -24,8 +23,7 @@ class Connections:
         self._sockets = _sockets()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._sockets = _sockets() - self._sockets
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ class ChannelClosed(EOFError):
 
 class ControlChannel:
     """One end of a socket pair between the launcher and a rank. Frames are small: what is large
-    travels as an open memory file (`dtlab.processes.transfer`)."""
+    travels as an open memory file (`dtlab.ranks.serialization`)."""
 
     def __init__(self, sock: socket.socket):
         self.sock = sock

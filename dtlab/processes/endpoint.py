@@ -8,7 +8,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import wait
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,15 +20,14 @@ from dtlab.processes.match_check import ContextCheck
 from dtlab.processes.recorder import Recorder, Row
 from dtlab.processes.shared_status import ANY_SOURCE, COMPUTE, RUNNING, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
-from dtlab.processes.store import RankStore, gone_key
-from dtlab.processes.survivors import meet, survivors_key
+from dtlab.processes.store import RankStore, disconnected_key
+from dtlab.processes.survivors import connect_survivors, survivors_key
 from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
 from dtlab.ranks.overlap import Extent
 from dtlab.tracebacks import Place, place_text
 
-AnyWork = TypeVar("AnyWork", bound=Work)
 _LOOK_EVERY_S = 0.1
-_SETTLE_S = 1.0  # at most: Gloo may forget to tell
+_SETTLE_S = 1.0  # how long to wait for operations to fail, which Gloo may not report
 
 
 class Reply(NamedTuple):
@@ -49,31 +49,30 @@ class Endpoint:
         device: torch.device, status: SharedStatus | None = None, traced: bool = True,
         store: RankStore | None = None, connections: Connections | None = None,
     ):
-        self.store, self.connections = store, connections  # None: no launcher of ours
+        self.store, self.connections = store, connections  # None without a launcher of ours
         self.rank, self.size, self.device = rank, size, device
         self.transport, self.status = transport, status
         self.recorder = Recorder(traced)
-        self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
+        self.lock = threading.Lock()  # held while messages are numbered and posted
         self.start_s = time.perf_counter()
         self.threads = threads
         self._writers = itertools.count()  # shared by ends of other groups: see `joined`
         self._contexts: dict[int, ContextCheck | None] = {}
         self._main = self.new_writer()
         self._local = threading.local()
-        # What nobody has waited for, and the line that began it. (Gloo forgets a message that
-        # nobody holds.)
+        # Unwaited works, and the lines that began them. Gloo needs references to its handles.
         self.posted: dict[Any, Place] = {}
         self.begun: dict[Work, Place] = {}
         self.cancelled: list[Any] = []
-        self.streams: list[Any] = []  # each a thread, until `close`
-        self.directions: list[Any] = []  # of messages over NCCL: threads, until the next run
-        self.unfinished: list[Any] = []  # messages that a broken connection has left behind
-        self.broken = False  # has one broken?
-        self.met = 0  # how often ranks have met after a death
-        self.may_die = False  # may ranks die, and the others go on? see `watched`
-        self.in_session = False  # does this rank belong to a session?
-        self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
-        self.tell_others: Callable[[Exception], None] = lambda _: None  # why I have broken it
+        self.streams: list[Any] = []  # threads, until `close`
+        self.directions: list[Any] = []  # see `nccl_transport`; until the next run
+        self.unfinished: list[Any] = []  # messages of broken connections
+        self.broken = False  # has a connection broken?
+        self.generation = 0  # how many shrinks there were
+        self.may_die = False  # may ranks die, and the others go on?
+        self.in_session = False
+        self.find_cause: Callable[[], Exception | None] = lambda: None  # see `Monitor.why`
+        self.report_failure: Callable[[Exception], None] = lambda _: None  # to the other ranks
 
     def new_writer(self) -> StatusWriter:
         """Return a writer for the next strand of this rank."""
@@ -88,19 +87,9 @@ class Endpoint:
         """Make the current thread the strand of this `writer`."""
         self._local.writer = writer
 
-    def posted_at(self, work: AnyWork, place: Place) -> AnyWork:
-        """`work` is a message that must be waited for; place: that posted it. Returns it."""
-        self.posted[work] = place
-        return work
-
-    def under_way(self) -> list[Extent]:
-        """Return what this rank has posted outside of collectives and not waited for."""
+    def posted_extents(self) -> list[Extent]:
+        """Return the memory of unwaited messages outside of collectives."""
         return [work.extent for work in [*self.posted] if work.extent]
-
-    def begun_at(self, work: AnyWork, place: Place) -> AnyWork:
-        """`work` is a function that must be waited for; place: that began it. Returns it."""
-        self.begun[work] = place
-        return work
 
     def context_check(self, context: int) -> ContextCheck | None:
         """The match check of a context that this rank forms; None without a shared status."""
@@ -112,39 +101,39 @@ class Endpoint:
         return self._contexts[context]
 
     def forget_contexts(self) -> None:
-        """The launcher has cleared the shared status: contexts are counted anew."""
+        """Count contexts from 0 again; the launcher has cleared the shared status."""
         self._contexts.clear()
 
     def shrink(self) -> tuple[int, list[int]]:
-        """Leave the group, and meet the other ranks that do; see `Comm.shrink`. Returns how often
-        ranks have met, and who they are."""
+        """Leave the group, and connect with the other survivors; see `Comm.shrink`. Returns the
+        generation and its ranks."""
         assert self.store is not None
         self._disconnect()
         self._main.does(COMPUTE, "shrink")
-        number, ranks, self.transport, self.connections = meet(self.store, self.rank, self.threads)
+        number, ranks, self.transport, self.connections = connect_survivors(
+            self.store, self.rank, self.threads)
         self._main.does(RUNNING)
-        self.met = number
+        self.generation = number
         return number, ranks
 
     def check_not_shrunk(self, context: tuple[Any, ...]) -> None:
         """Raise `RankDied` if the communicator of this context has ended with `shrink`."""
-        if self.met and context[0] != survivors_key(self.met):
+        if self.generation and context[0] != survivors_key(self.generation):
             raise RankDied.after_shrink(self.rank)
 
     def watched(self, handle: Any, message: Any, members: Sequence[int]) -> Any:
-        """Return `handle` of a message among `members`. Gloo never ends the wait for a send whose
-        peer died just when it began to write, nor for a receive from anyone; where ranks may die,
-        this does."""
+        """Return a handle whose wait fails if a peer dies: Gloo's own never ends for a receive from
+        anyone, nor for a send whose peer dies as it begins. members: of the communicator."""
         anyone = message.peer == ANY_SOURCE
         if not self.may_die or self.store is None or not (anyone or message.sends):
             return handle
         peers = members if anyone else [message.world]
-        keys = [gone_key(self.met, peer) for peer in peers]
+        keys = [disconnected_key(self.generation, peer) for peer in peers]
         return _FailureAwareHandle(handle, self.threads.start, self.store, keys)
 
-    def broken_off(self, error: RuntimeError, rank: int, peer: int) -> Exception:
-        """Gloo has ended a wait with `error`: what that means for `rank`, which waited for `peer`,
-        in the numbers of their communicator."""
+    def connection_error(self, error: RuntimeError, rank: int, peer: int) -> Exception:
+        """Return the error to raise in place of Gloo's `error` while `rank` waits for `peer`, both
+        of the communicator."""
         self.broken = True
         who = "a rank" if peer == ANY_SOURCE else f"rank {peer}"
         failure: Exception
@@ -152,8 +141,8 @@ class Endpoint:
             waited = f"{int(limit[1]) / 1000:g} s for {who}" if limit[1] else f"for {who}"
             failure = RunTimeout(f"rank {rank} waited {waited}, the time limit of the process "
                                  f"group; init_process_group and new_group take timeout=")
-            self.tell_others(failure)
-        elif (why := self.why_broken()) is not None:
+            self.report_failure(failure)
+        elif (why := self.find_cause()) is not None:
             return why
         else:
             failure = RankDied(f"rank {rank}: the connection to {who} has broken", peer)
@@ -161,14 +150,14 @@ class Endpoint:
         return failure
 
     def _disconnect(self) -> None:
-        """Close all connections, and wait until nothing can arrive any more."""
+        """Close all connections, and wait until all operations on them have failed."""
         assert self.status is not None
         assert self.connections is not None
         self.connections.close()
         posted = [work.message for work in [*self.posted, *self.cancelled]]
         receives = [message for message in [*self.unfinished, *posted] if not message.sends]
         begun = [*self.begun]
-        self.threads.start(lambda: _settle(receives, begun), "leaving").join(_SETTLE_S)
+        self.threads.start(lambda: _wait_for_failures(receives, begun), "leaving").join(_SETTLE_S)
         for works in (self.posted, self.begun, self.cancelled, self.unfinished):
             works.clear()
         self.broken = False
@@ -176,20 +165,20 @@ class Endpoint:
         self.status.clear_rank(self.rank)
 
     def close(self) -> None:
-        """The last run is over: streams end, connections are let go."""
+        """End all streams and drop the connections, after the last run."""
         for stream in self.streams:
             stream.end()
         self.transport.close()
 
     def begin_run(self, start_s: float) -> None:
-        """A new run begins: forget what the last one recorded."""
+        """Clear the records of the last run."""
         self.start_s = start_s
         self.recorder.clear()
         self.posted.clear()
         self.begun.clear()
         self.cancelled.clear()
         while self.directions:
-            self.directions.pop().finish()  # no rank is in the last run any more
+            self.directions.pop().finish()  # all ranks have left the last run
 
     def end_run(self) -> None:
         """Wait for begun work, and raise its error, if the rank has not waited for it. Then raise
@@ -208,7 +197,7 @@ class Endpoint:
 
 
 class _FailureAwareHandle:
-    """A handle for which a thread waits, while the launcher is asked who is gone."""
+    """A handle whose `wait` also asks the launcher whether a peer has died. gone: keys of peers."""
 
     def __init__(self, handle: Handle, start: Callable[..., object], store: RankStore,
                  gone: list[str]):
@@ -217,7 +206,7 @@ class _FailureAwareHandle:
     def wait(self) -> None:
         """See `Handle`."""
         watched = WatchedHandle(self._handle, self._start)
-        while not watched.over.wait(_LOOK_EVERY_S):
+        while not wait([watched.future], _LOOK_EVERY_S).done:
             if any(self._store.check([key]) for key in self._gone):
                 raise RuntimeError("Connection closed: a rank has died, or called shrink")
         watched.wait()
@@ -226,10 +215,10 @@ class _FailureAwareHandle:
         return self._handle._source_rank()  # type: ignore[attr-defined, no-any-return]
 
 
-def _settle(receives: list[Any], begun: list[Any]) -> None:
-    """Wait until what was to come has failed, as it does at once when its connection is closed."""
+def _wait_for_failures(receives: list[Any], begun: list[Any]) -> None:
+    """Wait for operations on closed connections, which fail at once."""
     for work in begun:
-        work.over.wait()
+        work.future.exception()
     for message in receives:
         with contextlib.suppress(RuntimeError):
             message.handle.wait()

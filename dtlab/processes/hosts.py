@@ -97,38 +97,37 @@ def check_same(ranks: Sequence[Sequence[str]]) -> None:
                                   f"the same on all hosts")
 
 
-def align_clocks(quiet: ProcessComm) -> tuple[Clock, float]:
+def align_clocks(untraced: ProcessComm) -> tuple[Clock, float]:
     """This rank's clock beside rank 0's, and when the last rank got here, on this rank's clock.
 
-    All ranks call it; quiet: a communicator of all, in no trace. One rank of each other host plays
-    ping-pong with rank 0, as NTP does: rank 0 answers with its time, which lies between the ping's
-    start and the pong's arrival. The fastest of some round trips bounds the difference best: to
-    within half of it. Clocks drift; the bound holds as the run begins.
+    All ranks call it; untraced: a communicator of all, in no trace. A rank of each other host asks
+    rank 0 for its time, as in NTP. That time lies between the start and the end of the round trip,
+    so the fastest round trip bounds the offset to within half of it, when the run begins.
     """
-    hosts = quiet._all_gather_objects(host_name())
-    players = sorted({hosts.index(host) for host in hosts} - {0})
+    hosts = untraced._all_gather_objects(host_name())
+    clients = sorted({hosts.index(host) for host in hosts} - {0})
     mine = Clock(0.0, 0.0)
-    for player in players:  # one after another, so that none waits in another's queue
-        if quiet.rank == 0:
-            _answer(quiet, player)
-        elif quiet.rank == player:
-            mine = min((_ping(quiet) for _ in range(_PINGS)),
+    for client in clients:  # one after another, so that none waits in another's queue
+        if untraced.rank == 0:
+            _answer(untraced, client)
+        elif untraced.rank == client:
+            mine = min((_ping(untraced) for _ in range(_PINGS)),
                        key=lambda clock: clock.uncertainty_s)
-    if players:
-        mine = quiet._all_gather_objects(mine)[hosts.index(hosts[quiet.rank])]
-    ready = quiet._all_gather_objects(time.perf_counter() + mine.ahead_s)
+    if clients:
+        mine = untraced._all_gather_objects(mine)[hosts.index(hosts[untraced.rank])]
+    ready = untraced._all_gather_objects(time.perf_counter() + mine.ahead_s)
     return mine, max(ready) - mine.ahead_s
 
 
-def _ping(quiet: ProcessComm) -> Clock:
+def _ping(untraced: ProcessComm) -> Clock:
     sent_s = time.perf_counter()
-    quiet.send(None, 0)
-    there_s = quiet.recv_object(0)
+    untraced.send(None, 0)
+    there_s = untraced.recv_object(0)
     got_s = time.perf_counter()
     return Clock(there_s - (sent_s + got_s) / 2, (got_s - sent_s) / 2)
 
 
-def _answer(quiet: ProcessComm, player: int) -> None:
+def _answer(untraced: ProcessComm, client: int) -> None:
     for _ in range(_PINGS):
-        quiet.recv_object(player)
-        quiet.send(time.perf_counter(), player)
+        untraced.recv_object(client)
+        untraced.send(time.perf_counter(), client)

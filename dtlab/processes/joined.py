@@ -97,7 +97,7 @@ class _Joined(NamedTuple):
 
     default: Any  # a weak reference to the default group
     name: str  # other communicators over the same groups, before, had another one
-    end: Endpoint  # of no group yet: see `_communicator`
+    endpoint: Endpoint  # of no group yet: see `_communicator`
     monitor: Monitor
     comms: dict[tuple[dist.ProcessGroup, str], ProcessComm]  # by group and kind of device
 
@@ -113,7 +113,7 @@ def _join() -> None:
     status, _ = open_status(store, rank, size)
     monitor = Monitor(status, store, rank, threads, None)
     end = Endpoint(rank, size, GlooTransport(None), threads, torch.device("cpu"), status, False)
-    end.why_broken = monitor.why
+    end.find_cause = monitor.why
     end.writer.does(RUNNING)
     _joined = _Joined(weakref.ref(dist.group.WORLD), name, end, monitor, {})
     atexit.register(_detach)
@@ -125,14 +125,14 @@ def _detach() -> None:
     if _joined is not None:
         _joined.monitor.close()
         for comm in _joined.comms.values():
-            comm.end.close()
-        streams = [stream.thread for stream in _joined.end.streams if stream.thread.is_alive()]
+            comm.endpoint.close()
+        streams = [stream.thread for stream in _joined.endpoint.streams if stream.thread.is_alive()]
         for thread in streams:
             thread.join(_IDLE_S)
         if any(thread.is_alive() for thread in streams):  # it waits, and nobody waits for it
             for comm in _joined.comms.values():
-                assert comm.end.connections is not None
-                comm.end.connections.close()
+                assert comm.endpoint.connections is not None
+                comm.endpoint.connections.close()
             for thread in streams:
                 thread.join(_LET_GO_S)
         atexit.unregister(_detach)
@@ -143,7 +143,7 @@ def _detach() -> None:
 def _forget_destroyed(joined: _Joined) -> None:
     """Close the communicators over groups that the script has destroyed."""
     for key in [key for key in joined.comms if key[0] not in dist.distributed_c10d._world.pg_map]:
-        end = joined.comms.pop(key).end
+        end = joined.comms.pop(key).endpoint
         assert end.connections is not None
         joined.monitor.remove(end.connections)
         end.close()
@@ -153,15 +153,15 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
                   where: torch.device) -> ProcessComm:
     key = f"group {group.group_name} of {members} on {where.type}"
     limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
-    end = copy.copy(joined.end)  # which shares what the rank has but once
+    end = copy.copy(joined.endpoint)  # which shares what the rank has but once
     store = part_of_store(f"{joined.name}, {key}")
     end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
                                          limit)
     joined.monitor.add(connections)
     end.connections, end.device = connections, where
     verdict = Verdict(store)  # on this group alone
-    end.tell_others = partial(verdict.give, end.rank)
-    end.why_broken = lambda: joined.monitor.why() or verdict.read()
+    end.report_failure = partial(verdict.set, end.rank)
+    end.find_cause = lambda: joined.monitor.why() or verdict.read()
     if where.type == "cpu" or not _has_nccl(group):
         return ProcessComm(end, members, (key,))
     return NcclComm(end, members, (key,))

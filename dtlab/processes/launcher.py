@@ -30,11 +30,11 @@ from dtlab.ranks import serialization
 from dtlab.ranks.output import RankOutput, write
 
 _PIPE_BYTES = 1 << 20
-_HOLD_S = 0.25
+_BUFFER_S = 0.25
 
 
 class RankGroup:
-    """Ranks that are alive, and what they can be asked to do. Close it, or use `with`."""
+    """The processes of a group of ranks. Close it, or use `with`."""
 
     def __init__(self, ranks: int, *, backend: str = "gloo", device: str = "cpu",
                  threads: int = 1, trace: bool = True, env: Mapping[str, str] | None = None):
@@ -43,13 +43,13 @@ class RankGroup:
         self._ranks: list[RankHandle] = []
         self._store = StoreServer(ranks)
         self._forked: list[RankHandle] = []  # in the order in which the server has forked them
-        self._restarts = 0  # how many ranks that may die are still to be started anew
+        self._restarts = 0  # how many more ranks may be restarted
         self._run_number = 0
-        self._screen: list[tuple[int, str]] = []  # (rank, line) to show
-        self._held_since = 0.0
+        self._lines: list[tuple[int, str]] = []  # (rank, line) to show
+        self._buffered_since = 0.0
         self._channel: socket.socket | None = None
         self._files: list[int] = []
-        self._orphaned = False  # the server is gone
+        self._server_gone = False  # the server is gone
         self.closed = False
         self._may_die: Collection[int] = ()
         try:
@@ -60,7 +60,7 @@ class RankGroup:
                 raise ConfigError("the memory that ranks share is a file larger than you may have "
                                   "(ulimit -f); allow larger ones") from None
             if error.errno in (errno.EAGAIN, errno.ENOMEM):  # even the server
-                raise rank_monitor.not_started(0, error.errno) from None
+                raise rank_monitor.cannot_start(0, error.errno) from None
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
                 raise
             import resource  # Windows has none
@@ -90,12 +90,13 @@ class RankGroup:
         self._shared = [diagnosis, status]  # by all ranks
         self._channel = new_rank_group()
         self._watch(self._channel, self._on_status)
-        self._told = Settings(0, self.size, backend, device, threads, trace, os.environ | self._env,
-                              _cwd(), list(sys.path), torch.get_default_dtype())
+        self._settings = Settings(0, self.size, backend, device, threads, trace,
+                                  os.environ | self._env, _cwd(), list(sys.path),
+                                  torch.get_default_dtype())
         for rank in range(self.size):
-            self._start_rank(self._told._replace(rank=rank))
+            self._start_rank(self._settings._replace(rank=rank))
 
-    def _start_rank(self, told: Settings) -> RankHandle:
+    def _start_rank(self, settings: Settings) -> RankHandle:
         assert self._channel is not None
         ours, theirs = socket.socketpair()
         store, their_store = socket.socketpair()
@@ -105,13 +106,14 @@ class RankGroup:
 
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(output, False)
-        rank = RankHandle(told.rank, ControlChannel(ours), ControlChannel(store), output, told.new)
+        rank = RankHandle(settings.rank, ControlChannel(ours), ControlChannel(store), output,
+                          settings.new)
         self._ranks[rank.number : rank.number + 1] = [rank]  # `close` closes it from here on
         self._forked.append(rank)
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.control.send(told, [their_output, *self._shared, their_store.fileno()])
+                rank.control.send(settings, [their_output, *self._shared, their_store.fileno()])
         finally:
             theirs.close()
             their_store.close()
@@ -122,14 +124,14 @@ class RankGroup:
         return rank
 
     def _restart(self, dead: RankHandle) -> None:
-        """Start a rank anew; it will join the others when they shrink."""
+        """Start the process of a rank again; it joins the others when they shrink."""
         while dead.read_output():
             pass
         for file in (dead.control, dead.store, dead.pipe):
             with contextlib.suppress(KeyError):  # its end has been read
                 self._select.unregister(file)
         dead.close()
-        rank = self._start_rank(self._told._replace(rank=dead.number, new=True))
+        rank = self._start_rank(self._settings._replace(rank=dead.number, new=True))
         rank.output = dead.output
         with contextlib.suppress(OSError):  # it died at once
             rank.control.send((self._what, self._run_number), [self._call])
@@ -138,8 +140,8 @@ class RankGroup:
         self._select.register(file, selectors.EVENT_READ, act)
 
     def close(self, wait: bool = False) -> None:
-        """End all ranks, whatever they do. `wait`: until they are gone and their output is read.
-        If Ctrl-C cuts it short, the next call does the rest."""
+        """Kill all ranks. wait: until their processes have ended and their output is read. If
+        Ctrl-C interrupts it, call it again."""
         self._restarts, self.closed = 0, True
         try:
             if self._channel is not None:
@@ -161,7 +163,7 @@ class RankGroup:
         assert self._channel is not None
         deadline = time.monotonic() + 5
         while self._channel in self._select.get_map() and time.monotonic() < deadline:
-            self._pump(0.1)
+            self._process_events(0.1)
         self._finish_output()
 
     def __enter__(self) -> RankGroup:
@@ -173,39 +175,38 @@ class RankGroup:
     # ---- one call -------------------------------------------------------------------------------
 
     def call(self, what: str, call: int, *, timeout: float | None, echo: bool,
-             stay: bool = False, may_die: Collection[int] = (),
+             keep_alive: bool = False, may_die: Collection[int] = (),
              restarts: int = 0) -> tuple[list[Reply], list[str]]:
-        """Have all ranks do the same; returns their replies and their output, by rank.
+        """Send all ranks the same request. Returns their replies and their output, by rank.
 
-        `stay`: after a failure, ranks that can still answer stay alive. `may_die`: ranks whose
-        death ends nothing; their value is None, unless they are among the first `restarts` that
-        are started anew.
+        keep_alive: after a failure, keep the ranks if all of them answer. may_die: ranks that may
+        die without failing the call; their value is None. The first `restarts` are started again.
         """
         self._may_die, self._restarts, self._what, self._call = may_die, restarts, what, call
         for number, rank in enumerate(self._ranks):
-            rank.begin(RankOutput(number, partial(self._hold, number) if echo else None))
+            rank.begin(RankOutput(number, partial(self._buffer_line, number) if echo else None))
         goes_on = False
         try:
             for rank in self._ranks:
                 with contextlib.suppress(OSError):  # it died; the server tells how
                     rank.control.send((what, self._run_number), [call])
             try:
-                return self._attend(timeout, stay)
+                return self._run_call(timeout, keep_alive)
             except DtlabError:
-                self._run_number += 1  # messages of this call may be astray: leave its contexts
-                if stay and self._all_came_back():
+                self._run_number += 1  # no later call may receive its messages
+                if keep_alive and self._all_answered():
                     self.status.clear()
                     self._finish_output()
                     goes_on = True
                 raise
         except BaseException as error:  # also Ctrl-C, at any moment
-            if not goes_on:  # the server may be importing, and no rank be there for long
+            if not goes_on:  # without ranks there is no output to read
                 self.close(isinstance(error, DtlabError) or any(rank.ready for rank in self._ranks))
             raise
 
-    def _attend(self, timeout: float | None, stay: bool) -> tuple[list[Reply], list[str]]:
-        watchdog = Watchdog(self.status, timeout, self._how_died,
-                            lambda number: rank_monitor.is_it_alive(self._ranks[number]),
+    def _run_call(self, timeout: float | None, keep_alive: bool) -> tuple[list[Reply], list[str]]:
+        watchdog = Watchdog(self.status, timeout, self._describe_death,
+                            lambda number: rank_monitor.describe_activity(self._ranks[number]),
                             lambda number: rank_monitor.is_stopped(self._ranks[number]))
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
@@ -214,35 +215,35 @@ class RankGroup:
         self._began = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                rank.control.send(("go", self._start_s, bool(self._may_die), stay))
-        self._wait_for(lambda: all(rank.returned is not None or self._died_as_allowed(rank)
+                rank.control.send(("go", self._start_s, bool(self._may_die), keep_alive))
+        self._wait_for(lambda: all(rank.result_fd is not None or self._died_as_allowed(rank)
                                    for rank in self._ranks), watchdog)
         replies = [self._unpack(rank) for rank in self._ranks]
         return replies, self._finish_output()
 
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
-            self._pump(watchdog.pause_s())
-            result = any(rank.returned is not None for rank in self._ranks) or self._store.members
+            self._process_events(watchdog.pause_s())
+            result = any(rank.result_fd is not None for rank in self._ranks) or self._store.members
             may_die = self._may_die if self._began and result else ()
-            rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
+            rank_monitor.raise_failure(self._ranks, self._server_gone, may_die)
             watchdog.check(lambda n: rank_monitor.current_stack(self._ranks[n], self._diagnosis))
 
-    def _how_died(self, number: int) -> str:
+    def _describe_death(self, number: int) -> str:
         """ "" if this rank lives."""
-        status = self._ranks[number].died
-        return "" if status is None else rank_monitor.how_died(status)
+        status = self._ranks[number].wait_status
+        return "" if status is None else rank_monitor.describe_death(status)
 
     def _died_as_allowed(self, rank: RankHandle) -> bool:
-        """Has this rank died, as it may, or been started anew when no rank was left to join?"""
-        alone = rank.new and not rank.ready and not self._store.members
-        return rank.number in self._may_die and (rank.died is not None or alone)
+        """Has this rank, which may die, died, or been restarted with no rank left to join?"""
+        alone = rank.restarted and not rank.ready and not self._store.members
+        return rank.number in self._may_die and (rank.wait_status is not None or alone)
 
     def _unpack(self, rank: RankHandle) -> Reply:
-        if rank.returned is None and self._died_as_allowed(rank):
+        if rank.result_fd is None and self._died_as_allowed(rank):
             return Reply(0.0, None, [], [], [])
-        assert rank.returned is not None
-        file, rank.returned = rank.returned, None
+        assert rank.result_fd is not None
+        file, rank.result_fd = rank.result_fd, None
         try:
             reply: Reply = serialization.unpack(file)
         except Exception as error:
@@ -250,8 +251,8 @@ class RankGroup:
                               f"{type(error).__name__}: {error}") from error
         return reply
 
-    def _all_came_back(self) -> bool:
-        """Can all ranks be asked again? Those that wait for a failed one will never answer."""
+    def _all_answered(self) -> bool:
+        """Wait a moment: do all ranks answer? A rank that waits for a failed one never does."""
         for rank in self._ranks:
             if not self._began:
                 with contextlib.suppress(OSError):
@@ -260,19 +261,19 @@ class RankGroup:
         while time.monotonic() < deadline:
             if all(rank.answered for rank in self._ranks):
                 return True
-            self._pump(0.02)
+            self._process_events(0.02)
         return False
 
     # ---- events ---------------------------------------------------------------------------------
 
-    def _pump(self, pause_s: float) -> None:
-        """Take what comes within `pause_s`."""
+    def _process_events(self, pause_s: float) -> None:
+        """Handle the events that come within `pause_s`."""
         for key, _ in self._select.select(pause_s):
             if self._is_watched(key):  # else its rank has just been replaced
                 key.data()
-        self._store.look_again()
-        if self._screen and time.monotonic() - self._held_since > _HOLD_S:
-            self._show()
+        self._store.answer_waiting()
+        if self._lines and time.monotonic() - self._buffered_since > _BUFFER_S:
+            self._print_lines()
 
     def _is_watched(self, key: selectors.SelectorKey) -> bool:
         try:
@@ -280,15 +281,15 @@ class RankGroup:
         except (KeyError, ValueError):  # it is closed
             return False
 
-    def _hold(self, number: int, line: str) -> None:
-        if not self._screen:
-            self._held_since = time.monotonic()
-        self._screen.append((number, line))
+    def _buffer_line(self, number: int, line: str) -> None:
+        if not self._lines:
+            self._buffered_since = time.monotonic()
+        self._lines.append((number, line))
 
-    def _show(self) -> None:
-        """Lines are held back a moment and shown by rank: what comes together reads in order."""
-        lines = sorted(self._screen, key=lambda item: item[0])
-        self._screen.clear()
+    def _print_lines(self) -> None:
+        """Print the lines of the last moment, sorted by rank."""
+        lines = sorted(self._lines, key=lambda item: item[0])
+        self._lines.clear()
         if lines and sys.stdout is not None:  # it was closed before Python began
             write(sys.stdout, "".join(line for _, line in lines))
             sys.stdout.flush()
@@ -301,12 +302,12 @@ class RankGroup:
             data = b""
         if len(data) < STATUS.size:
             self._select.unregister(self._channel)
-            self._orphaned = True
+            self._server_gone = True
             return
         number, status = STATUS.unpack(data)
         rank = self._forked[number]
-        rank.died = status
-        self._store.left(rank.number, died=True)
+        rank.wait_status = status
+        self._store.rank_ended(rank.number, died=True)
         if self._restarts and rank.number in self._may_die and self._began and self._store.members:
             self._restarts -= 1
             self._restart(rank)
@@ -315,11 +316,11 @@ class RankGroup:
         was_ready = rank.ready
         if not rank.read_frames():
             self._select.unregister(rank.control)
-        if rank.new and rank.ready and not was_ready:
+        if rank.restarted and rank.ready and not was_ready:
             with contextlib.suppress(OSError):
                 rank.control.send(("go", self._start_s, bool(self._may_die), False))
-        if rank.returned is not None:
-            self._store.left(rank.number)
+        if rank.result_fd is not None:
+            self._store.rank_ended(rank.number)
 
     def _on_store(self, rank: RankHandle) -> None:
         if not self._store.serve(rank.store):
@@ -338,7 +339,7 @@ class RankGroup:
             if rank.output:
                 rank.output.close()
                 texts.append(rank.output.text)
-        self._show()
+        self._print_lines()
         return texts
 
 

@@ -137,11 +137,11 @@ class Channel:
                 self._write(number, header)
             self._words[self._mine] = number + 1
             if not met:
-                self._look_again(number, header)
+                self._recheck(number, header)
         self.posted = number + 1
         return number
 
-    def _look_again(self, number: int, header: EncodedHeader) -> None:
+    def _recheck(self, number: int, header: EncodedHeader) -> None:
         """The other side may have posted while this one wrote."""
         _memory_fence()  # else both might look too early, in vain
         try:

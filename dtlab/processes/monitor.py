@@ -31,14 +31,7 @@ from dtlab.errors import RunTimeout
 from dtlab.processes import failures
 from dtlab.processes.connections import Connections
 from dtlab.processes.failures import CapturedError
-from dtlab.processes.shared_status import (
-    EXCHANGE,
-    RECV,
-    SEND,
-    WAIT,
-    WAIT_ANY,
-    SharedStatus,
-)
+from dtlab.processes.shared_status import EXCHANGE, RECV, SEND, WAIT, WAIT_ANY, SharedStatus
 from dtlab.processes.status_writer import Threads
 from dtlab.processes.watchdog import Watchdog
 from dtlab.ranks import serialization
@@ -84,12 +77,12 @@ def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus,
 
 
 class Verdict:
-    """The reason for a run's end, if it ends: the first word counts. It stands in the store."""
+    """The reason for a run's end, in the store. The first one that is set counts."""
 
     def __init__(self, store: dist.Store):
         self._store = store
 
-    def give(self, rank: int, why: CapturedError | Exception) -> None:
+    def set(self, rank: int, why: CapturedError | Exception) -> None:
         """Note that `rank` has failed, or finds that no rank can go on."""
         self._store.compare_set("over", "", pickle.dumps((rank, why)).hex())
 
@@ -109,7 +102,8 @@ class Monitor:
 
     def __init__(self, status: SharedStatus, store: dist.Store, rank: int, threads: Threads,
                  timeout: float | None):
-        self.verdict, self.error = Verdict(store), None
+        self.verdict = Verdict(store)
+        self.error: Exception | None = None  # why the run has ended
         self._status, self._store, self._rank = status, store, rank
         self._connections: list[Connections] = []
         self._watchdog = Watchdog(status, timeout)
@@ -118,51 +112,49 @@ class Monitor:
         self._seen: Any = None
         self._published = False
         self._parts: dict[int, bytes] = {}  # of ranks on other hosts, as read last
-        self._closed, self._before = False, -1
-        self._ear, self._mouth = socket.socketpair()
-        for end in (self._ear, self._mouth):
+        self._closed, self._gets_signals, self._before = False, False, -1
+        self._signal_reader, self._signal_writer = socket.socketpair()
+        for end in (self._signal_reader, self._signal_writer):
             end.setblocking(False)
-        with contextlib.suppress(ValueError):  # only the main thread is sent signals
-            self._before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-            self._hears = True
+        with contextlib.suppress(ValueError):  # only the main thread may call it
+            self._before = signal.set_wakeup_fd(self._signal_writer.fileno(),
+                                                warn_on_full_buffer=False)
+            self._gets_signals = True
         threads.start(self._watch, "monitor")
 
-    error: Exception | None
-    _hears = False
-
     def add(self, connections: Connections) -> None:
-        """Watch these, too: ranks wait over them."""
+        """Close `connections`, too, at the end of the run."""
         self._connections.append(connections)
 
     def remove(self, connections: Connections) -> None:
-        """Watch these no more: no rank waits over them."""
+        """Leave `connections` alone from now on."""
         self._connections.remove(connections)
 
     def why(self) -> Exception | None:
-        """A connection has broken: the reason, if it is more than that."""
+        """Return why a connection has broken; None if no verdict says so."""
         if self.error is None:
             self.error = self.verdict.read(_PATIENCE_S)
         return self.error
 
     def close(self) -> None:
-        """The run is over."""
+        """Stop watching: the run is over."""
         self._closed = True
-        if self._hears:
+        if self._gets_signals:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(self._before)
-        self._mouth.close()  # which ends the thread
+        self._signal_writer.close()  # which ends the thread
         if self.error is not None:  # it has ended
-            self._ear.close()
+            self._signal_reader.close()
 
     # ---- the thread -----------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._closed and self.error is None:
-            if select.select([self._ear], [], [], _LOOK_EVERY_S)[0]:
-                heard = self._ear.recv(4096)
-                if self._before != -1 and heard:
-                    os.write(self._before, heard)  # who listened before hears it as well
-                if signal.SIGINT in heard and self._waits():
+            if select.select([self._signal_reader], [], [], _LOOK_EVERY_S)[0]:
+                signals = self._signal_reader.recv(4096)
+                if self._before != -1 and signals:
+                    os.write(self._before, signals)  # for the earlier listener
+                if signal.SIGINT in signals and self._waits():
                     self._end(RunTimeout(f"rank {self._rank} was interrupted, which has closed its "
                                          f"connections"))
                 continue
@@ -170,14 +162,14 @@ class Monitor:
                 self._look()
             except RunTimeout as error:  # perhaps a Deadlock
                 with contextlib.suppress(dist.DistError):
-                    self.verdict.give(self._rank, error)
+                    self.verdict.set(self._rank, error)
                 time.sleep(_KNOWN_S)
                 self._end(self.verdict.read() or error)
             except (dist.DistError, RuntimeError) as error:  # the store is gone, with its rank
                 self._end(RunTimeout(f"rank {self._rank}: the process group's store has ended: "
                                      f"{error}"))
-        if self._closed:  # else a monitor that began later tells this one what it hears
-            self._ear.close()
+        if self._closed:  # else a later monitor passes signals on to this one
+            self._signal_reader.close()
 
     def _waits(self) -> bool:
         states = [self._status.state(self._rank),
@@ -185,7 +177,7 @@ class Monitor:
         return any(state.doing in (SEND, RECV, EXCHANGE, WAIT, WAIT_ANY) for state in states)
 
     def _look(self) -> None:
-        """If this rank has waited since the last look, see if there is, or should be, a verdict."""
+        """If this rank has waited since the last call, look for a verdict or a deadlock."""
         now = self._status.state(self._rank), self._status.streams(self._rank)
         lasts, self._seen = now == self._seen and self._waits(), now
         if lasts or self._published:
@@ -204,7 +196,7 @@ class Monitor:
             connections.close()
 
     def publish(self) -> None:
-        """Tell where this rank is, and on other hosts what it has posted."""
+        """Write into the store this rank's line and, for other hosts, its status."""
         frame = sys._current_frames().get(self._thread)
         self._store.set(f"line/{self._rank}", learner_line(frame))
         self._store.set(f"part/{self._rank}",

@@ -37,12 +37,12 @@ class NcclComm(ProcessComm):
         on_host = [_is_host_data(x) for _, x, _, _ in operations]
         by_gloo = [one for one, host in zip(operations, on_host, strict=True) if host]
         by_nccl = [one for one, host in zip(operations, on_host, strict=True) if not host]
-        gloo = iter(self.end.transport.start(by_gloo))
+        gloo = iter(self.endpoint.transport.start(by_gloo))
         nccl = iter(self.transport.start(by_nccl) if by_nccl else ())
         return [next(gloo if host else nccl) for host in on_host]
 
     def _new_stream(self) -> Stream:
-        return CudaStream(self.end)
+        return CudaStream(self.endpoint)
 
 
 def _is_host_data(x: torch.Tensor) -> bool:

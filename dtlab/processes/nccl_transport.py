@@ -28,7 +28,7 @@ class NcclTransport:
     """See `Transport`. One for each communicator: no other one has this `context`."""
 
     def __init__(self, end: Endpoint, context: tuple[Any, ...]):
-        self._end, self._context = end, context
+        self._endpoint, self._context = end, context
         self._directions: dict[tuple[bool, int], Direction] = {}
 
     def start(self, operations: Sequence[Operation]) -> list[WatchedHandle]:
@@ -36,7 +36,8 @@ class NcclTransport:
         handles = []
         for sends, x, peer, _ in operations:
             if (sends, peer) not in self._directions:
-                self._directions[sends, peer] = Direction(self._end, sends, peer, self._context)
+                self._directions[sends, peer] = Direction(self._endpoint, sends, peer,
+                                                          self._context)
             handles.append(self._directions[sends, peer].start(x))
         return handles
 
@@ -48,7 +49,7 @@ class Direction:
     """Messages from this rank to `peer`, or from it: an NCCL communicator of two, and a thread."""
 
     def __init__(self, end: Endpoint, sends: bool, peer: int, context: tuple[Any, ...]):
-        self.end, self.sends, self.peer = end, sends, peer
+        self.endpoint, self.sends, self.peer = end, sends, peer
         src, dst = (end.rank, peer) if sends else (peer, end.rank)
         self.tag = tag_of((*context, "nccl", src, dst))
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -67,9 +68,9 @@ class Direction:
     def move(self, x: torch.Tensor) -> None:
         """On the thread, meet the other rank, over Gloo, then move `x`."""
         for tells in (self.sends, not self.sends):
-            with self.end.lock:
+            with self.endpoint.lock:
                 byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
-                handle = self.end.transport.start([(tells, byte, self.peer, self.tag)])[0]
+                handle = self.endpoint.transport.start([(tells, byte, self.peer, self.tag)])[0]
             handle.wait()
         if self._group is None:
             self._group = self.new_group()
@@ -86,8 +87,8 @@ class Direction:
         return dist.ProcessGroupNCCL(self._store, 0 if self.sends else 1, 2, options)
 
     def _serve(self) -> None:
-        torch.cuda.set_device(self.end.device)
-        with torch.cuda.stream(torch.cuda.Stream(self.end.device)):
+        torch.cuda.set_device(self.endpoint.device)
+        with torch.cuda.stream(torch.cuda.Stream(self.endpoint.device)):
             while (task := self._tasks.get()) is not None:
                 task()
                 del task  # keeps no tensor

@@ -18,7 +18,7 @@ from dtlab.processes.same_host_transport import SameHostTransport
 from dtlab.processes.shared_status import COMPUTE, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore
-from dtlab.processes.survivors import FOREVER, meet, survivors_key
+from dtlab.processes.survivors import FOREVER, connect_survivors, survivors_key
 from dtlab.processes.transport import GlooTransport
 
 # With NCCL, what lies on the CPU (objects, agreements) still travels over Gloo.
@@ -99,11 +99,11 @@ def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bo
     """The end and the communicator of a rank that was started anew, once the others have met it."""
     threads = Threads()
     StatusWriter(status, rank, 0, threads).does(COMPUTE, "joining")
-    number, ranks, transport, connections = meet(store, rank, threads)
+    number, ranks, transport, connections = connect_survivors(store, rank, threads)
     calm_gloo()
     end = Endpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
                    connections)
-    end.met = number
+    end.generation = number
     return end, ProcessComm(end, ranks, (survivors_key(number),))
 
 

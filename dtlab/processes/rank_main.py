@@ -27,12 +27,7 @@ from dtlab.processes.connections import Connections
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.processes.endpoint import Endpoint, Reply
 from dtlab.processes.forking import die_with_parent
-from dtlab.processes.process_group import (
-    join_group,
-    open_communicator,
-    open_endpoint,
-    open_late,
-)
+from dtlab.processes.process_group import join_group, open_communicator, open_endpoint, open_late
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
 from dtlab.processes.store import RankStore
 from dtlab.ranks import serialization
@@ -67,11 +62,11 @@ class Settings(NamedTuple):
 
 
 def rank_main(sock: socket.socket) -> NoReturn:
-    """The life of a rank. Ends the process."""
+    """Run a rank until the launcher closes its channel. Ends the process."""
     die_with_parent()
     os.setpgid(0, 0)  # so that what the rank starts can be stopped with it
     control = ControlChannel(sock)
-    with contextlib.suppress(ChannelClosed, OSError):  # the launcher said goodbye, or is gone
+    with contextlib.suppress(ChannelClosed, OSError):  # the launcher has closed its end, or is gone
         Rank(control, *control.recv()).serve()
     _flush()
     os._exit(0)
@@ -83,12 +78,12 @@ class Rank:
     def __init__(self, control: ControlChannel, settings: Settings, fds: list[int]):
         self._control, self._settings, self._pid = control, settings, os.getpid()
         output, diagnosis, status, store = fds
-        _adopt(settings, output, diagnosis)
+        _set_up_process(settings, output, diagnosis)
         self._status = SharedStatus(status, settings.size)
         os.close(status)
         self._store = RankStore(ControlChannel(socket.socket(fileno=store)))
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
-        self._end: Endpoint | None = None
+        self._endpoint: Endpoint | None = None
         self._comm: ProcessComm | None = None
         self._run_number = -1
 
@@ -99,38 +94,38 @@ class Rank:
             try:
                 comm = self._communicator(run_number)
                 work = self._call(fds[0], comm) if what == "call" else self._execute(fds[0], comm)
-                comm.end.writer.does(RUNNING)
+                comm.endpoint.writer.does(RUNNING)
                 self._control.send(("ready", os.getpid()))
                 (word, start_s, *how), _ = self._control.recv()
                 if word == "stop":  # another rank could not get ready
                     self._control.send(("stopped",))
                     continue
-                comm.end.begin_run(start_s)
-                comm.end.may_die, comm.end.in_session = how
+                comm.endpoint.begin_run(start_s)
+                comm.endpoint.may_die, comm.endpoint.in_session = how
                 value = work()
                 if os.getpid() != self._pid:  # a child that `work` forked: its parent answers
                     raise SystemExit
-                comm.end.end_run()
+                comm.endpoint.end_run()
                 file = self._pack(value, comm)
-            except SystemExit as goodbye:
-                _exit(goodbye)
+            except SystemExit as error:
+                _exit(error)
             except ChannelClosed:
                 raise
             except BaseException as error:
                 if os.getpid() != self._pid:
                     traceback.print_exception(error)
                     _exit(SystemExit(1))
-                self._say(RAISED)
+                self._set_status(RAISED)
                 _flush()
                 self._control.send(("raised", time.perf_counter(), failures.capture(error)))
                 continue
-            self._say(RETURNED)
+            self._set_status(RETURNED)
             self._control.send(("returned",), [file])
             os.close(file)
 
-    def _say(self, doing: int) -> None:
-        if self._end is not None:
-            self._end.writer.does(doing)
+    def _set_status(self, doing: int) -> None:
+        if self._endpoint is not None:
+            self._endpoint.writer.does(doing)
 
     # ---- what is asked --------------------------------------------------------------------------
 
@@ -175,39 +170,39 @@ class Rank:
             pyplot.close("all")
         _flush()
         with serialization.sending_back(comm.rank, value):
-            rows = comm.end.recorder.rows(comm.end.start_s)
+            rows = comm.endpoint.recorder.rows(comm.endpoint.start_s)
             return serialization.pack(Reply(done_s, value, *rows))
 
     # ---- the group ------------------------------------------------------------------------------
 
     def _communicator(self, run_number: int) -> ProcessComm:
-        """The communicator of all ranks; another one once messages of the last may be astray."""
-        if self._end is None and self._settings.new:
-            told = self._settings
-            self._status.clear_rank(told.rank)
-            self._end, self._comm = open_late(told.device, told.rank, told.size, self._status,
-                                              told.trace, self._store)
+        """The communicator of all ranks: a new one for each `run_number`."""
+        if self._endpoint is None and self._settings.new:
+            settings = self._settings
+            self._status.clear_rank(settings.rank)
+            self._endpoint, self._comm = open_late(settings.device, settings.rank, settings.size,
+                                                   self._status, settings.trace, self._store)
             self._run_number = run_number
-        if self._end is None:
-            self._end = self._connect()
+        if self._endpoint is None:
+            self._endpoint = self._connect()
         if self._comm is None or run_number != self._run_number:
-            self._end.forget_contexts()
-            self._comm = open_communicator(self._settings.backend, self._end, run_number)
+            self._endpoint.forget_contexts()
+            self._comm = open_communicator(self._settings.backend, self._endpoint, run_number)
             self._run_number = run_number
         return self._comm
 
     def _connect(self) -> Endpoint:
-        told = self._settings
-        self._status.write(told.rank, 0, 0, STARTING)
+        settings = self._settings
+        self._status.write(settings.rank, 0, 0, STARTING)
         connections = Connections()
         with connections:
-            join_group(told.backend, self._store, told.rank, told.size)
-        return open_endpoint(told.device, told.rank, self._status, told.trace,
+            join_group(settings.backend, self._store, settings.rank, settings.size)
+        return open_endpoint(settings.device, settings.rank, self._status, settings.trace,
                              self._store, connections)
 
 
-def _adopt(told: Settings, output: int, diagnosis: int) -> None:
-    """Make this process look like the one that called `run`; its output goes to the launcher."""
+def _set_up_process(settings: Settings, output: int, diagnosis: int) -> None:
+    """Give this process the settings of the caller of `run`; its output goes to the launcher."""
     for target in (1, 2):
         os.dup2(output, target)
     os.close(output)
@@ -215,19 +210,19 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     faulthandler.enable(file=2)  # a crash in C says where
     faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
-    threads = dict.fromkeys(THREAD_VARIABLES, str(told.threads))
-    env = _NO_FLIGHT_RECORDER | told.env | threads | _GLOO | _NO_DISPLAY
+    threads = dict.fromkeys(THREAD_VARIABLES, str(settings.threads))
+    env = _NO_FLIGHT_RECORDER | settings.env | threads | _GLOO | _NO_DISPLAY
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env.items() - os.environ.items())
-    if told.threads != torch.get_num_threads():
-        torch.set_num_threads(told.threads)
+    if settings.threads != torch.get_num_threads():
+        torch.set_num_threads(settings.threads)
     with contextlib.suppress(OSError):  # the caller's folder may be gone
-        os.chdir(told.cwd)
-    sys.path[:] = told.path
-    torch.set_default_dtype(told.dtype)
+        os.chdir(settings.cwd)
+    sys.path[:] = settings.path
+    torch.set_default_dtype(settings.dtype)
     sys.argv = [""]
-    torch.default_generator.manual_seed(told.rank)  # as in the simulator: other numbers a rank
+    torch.default_generator.manual_seed(settings.rank)  # as in the simulator: other numbers a rank
     # Else all ranks, and all runs, would inherit one state from the server. (Without an argument
     # numpy would first import a dozen modules, in each rank.)
     np.random.seed(int.from_bytes(os.urandom(4)))
@@ -245,9 +240,10 @@ def _flush() -> None:
     _libc.fflush(None)  # what C code printed
 
 
-def _exit(goodbye: SystemExit) -> NoReturn:
-    """sys.exit: end as Python would, but at once."""
-    if goodbye.code is not None and not isinstance(goodbye.code, int):
-        print(goodbye.code, file=sys.stderr)
+def _exit(error: SystemExit) -> NoReturn:
+    """End the process with the exit code that Python gives `error`."""
+    code = error.code
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
     _flush()
-    os._exit(goodbye.code & 0xFF if isinstance(goodbye.code, int) else int(bool(goodbye.code)))
+    os._exit(code & 0xFF if isinstance(code, int) else int(bool(code)))

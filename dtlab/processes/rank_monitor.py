@@ -29,27 +29,27 @@ class RankHandle:
     """The launcher's end of one rank."""
 
     def __init__(self, number: int, control: ControlChannel, store: ControlChannel, output: int,
-                 new: bool = False):
+                 restarted: bool = False):
         self.number, self.control, self.store, self.pipe = number, control, store, output
-        self.new = new  # started in the place of one that died
+        self.restarted = restarted  # started in the place of one that died
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.output: RankOutput | None = None
         self.pid = 0  # known once it is ready
         self.ready = False
-        self.returned: int | None = None  # the file with what it returned
-        self.raised: tuple[float, failures.CapturedError] | None = None
-        self.stopped = False  # did not begin, as another one could not
-        self.died: int | None = None  # what the server has told, see its STATUS
+        self.result_fd: int | None = None  # the file with its `Reply`
+        self.failure: tuple[float, failures.CapturedError] | None = None
+        self.stopped = False  # did not begin, as another rank could not
+        self.wait_status: int | None = None  # see `fork_server_main.STATUS`
 
     def begin(self, output: RankOutput) -> None:
         """Begin a new call: nothing is known of it yet."""
         self.output = output
-        self.ready, self.returned, self.raised, self.stopped = False, None, None, False
+        self.ready, self.result_fd, self.failure, self.stopped = False, None, None, False
 
     @property
     def answered(self) -> bool:
         """Has the rank said how the call ended?"""
-        return self.returned is not None or self.raised is not None or self.stopped
+        return self.result_fd is not None or self.failure is not None or self.stopped
 
     def read_frames(self) -> bool:
         """Take the frames that have come. False: the rank has closed its end."""
@@ -61,9 +61,9 @@ class RankHandle:
             if frame[0] == "ready":
                 self.ready, self.pid = True, frame[1]
             elif frame[0] == "returned":
-                self.returned = fds[0]
+                self.result_fd = fds[0]
             elif frame[0] == "raised":
-                self.raised = (frame[1], frame[2])
+                self.failure = (frame[1], frame[2])
             else:
                 self.stopped = True
         return True
@@ -73,8 +73,8 @@ class RankHandle:
         self.control.close()
         self.store.close()
         os.close(self.pipe)
-        if self.returned is not None:
-            os.close(self.returned)
+        if self.result_fd is not None:
+            os.close(self.result_fd)
 
     def read_output(self) -> bytes | None:
         """Take some of what it printed. None: nothing now; empty: its pipe has ended."""
@@ -87,28 +87,28 @@ class RankHandle:
         return data
 
 
-def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
+def raise_failure(ranks: Sequence[RankHandle], server_gone: bool,
                   may_die: Collection[int] = ()) -> None:
     """Raise for the rank that is to blame, if any: the dead first, then the first that raised. The
     death of those that `may_die` is no failure."""
-    died = [(rank.died, number) for number, rank in enumerate(ranks)
-            if rank.died is not None and number not in may_die]
+    died = [(rank.wait_status, number) for number, rank in enumerate(ranks)
+            if rank.wait_status is not None and number not in may_die]
     if died:  # Gloo may abort a rank whose peer died: others come before an abort
         status, number = min(died, key=lambda d: d[0] & 0x7F == signal.SIGABRT)
-        raise not_started(number, -status) if status < 0 else _rank_died(number, status)
-    if orphaned:
+        raise cannot_start(number, -status) if status < 0 else _rank_died(number, status)
+    if server_gone:
         raise RankDied("the server that had started the ranks is gone, and they with it; "
                        "run again, and a new one is started")
     raised = [(failure.secondary, when, number, failure) for number, rank in enumerate(ranks)
-              if rank.raised for when, failure in [rank.raised]]
+              if rank.failure for when, failure in [rank.failure]]
     if raised:
         secondary, when, number, failure = min(raised, key=lambda r: r[:3])
         if not secondary or time.perf_counter() - when > GRACE_S:
-            dead = [n for n, rank in enumerate(ranks) if rank.died is not None]
+            dead = [n for n, rank in enumerate(ranks) if rank.wait_status is not None]
             raise failures.rank_failed(number, failure, dead)
 
 
-def how_died(status: int) -> str:
+def describe_death(status: int) -> str:
     """Say how a rank died in a word or two, for the table of what ranks were doing."""
     if status < 0:
         return "could not be started"
@@ -116,7 +116,7 @@ def how_died(status: int) -> str:
     return f"died (exit code {code})" if code >= 0 else f"died ({signal.Signals(-code).name})"
 
 
-def not_started(number: int, error: int) -> ConfigError:
+def cannot_start(number: int, error: int) -> ConfigError:
     """Return the error for a process that the system refuses with this errno."""
     return ConfigError(f"the system starts no process for rank {number}: {os.strerror(error)}; "
                        f"allow more processes (ulimit -u) or memory, or take fewer ranks")
@@ -146,7 +146,7 @@ def _read(pipe: int) -> str:
 def current_stack(rank: RankHandle, diagnosis: int) -> list[str]:
     """The learner's lines in the stack of a rank, the innermost first. It may hang in C: its
     faulthandler tells."""
-    if not rank.pid or rank.died is not None:
+    if not rank.pid or rank.wait_status is not None:
         return []
     _read(diagnosis)  # what another rank was too slow to say
     with contextlib.suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ def is_stopped(rank: RankHandle) -> bool:
     return _activity(rank.pid)[0] in "Tt"
 
 
-def is_it_alive(rank: RankHandle) -> str:
+def describe_activity(rank: RankHandle) -> str:
     """Describe the state of a rank that is not waiting: slow is not dead. "" if it is unknown."""
     if is_stopped(rank):
         return "is stopped (SIGSTOP, or a debugger)"

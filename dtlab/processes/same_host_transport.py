@@ -2,8 +2,8 @@
 
 Gloo copies every byte twice, into the kernel and out of it. Linux lets a process read another one's
 memory (process_vm_readv), which is one copy; Open MPI and TensorPipe do so, too, and call it
-cross-memory attach. The sender tells over Gloo where its tensor lies, and waits for the word that
-it has been read; the receiver reads on a thread, so that no order of waiting can block two ranks.
+cross-memory attach. The sender sends the address over Gloo and waits for an acknowledgement; the
+receiver reads on a thread, so that no order of waiting can block two ranks.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class SameHostTransport(GlooTransport):
             return super()._start(sends, x, peer, tag)
         if not sends:
             where = torch.empty(3, dtype=torch.int64, device="cpu")
-            told = super()._start(False, where, peer, tag)
-            return WatchedHandle(_Reading(told, where, x, self._start_one), self._start_thread)
+            handle = super()._start(False, where, peer, tag)
+            return WatchedHandle(_RecvHandle(handle, where, x, self._start_one),
+                                 self._start_thread)
         read_tag = unused_tag(answer=True)
         where = torch.tensor([os.getpid(), x.data_ptr(), read_tag], device="cpu")
         word = torch.empty(1, dtype=torch.uint8, device="cpu")
         read = super()._start(False, word, peer, read_tag)
-        return _Lent(super()._start(True, where, peer, tag), read, x)
+        return _SendHandle(super()._start(True, where, peer, tag), read, x)
 
     def _start_one(self, sends: bool, x: torch.Tensor, peer: int, tag: int) -> Handle:
         return super()._start(sends, x, peer, tag)  # type: ignore[no-any-return]
@@ -94,37 +95,37 @@ def is_possible() -> bool:
     return True
 
 
-class _Lent:
-    """A tensor that its receiver has been told of, and has not read yet."""
+class _SendHandle:
+    """The send of a tensor: done once the receiver has read it."""
 
-    def __init__(self, told: Handle, read: Handle, x: torch.Tensor):
-        self._told, self._read = told, read
+    def __init__(self, where: Handle, read: Handle, x: torch.Tensor):
+        self._where, self._read = where, read
         self._x: torch.Tensor | None = x
 
     def wait(self) -> None:
         """Wait until the tensor has been read."""
-        self._told.wait()
+        self._where.wait()
         self._read.wait()
-        self._x = None  # this handle may be kept for a while, its tensor must not
+        self._x = None  # the handle may live longer than the message
 
 
-class _Reading:
-    """A tensor to be read as soon as its sender tells `where` it lies."""
+class _RecvHandle:
+    """The receive of a tensor: `handle` brings `where` it lies in the sender's memory."""
 
-    def __init__(self, told: Any, where: torch.Tensor, into: torch.Tensor,
+    def __init__(self, handle: Any, where: torch.Tensor, into: torch.Tensor,
                  start: Callable[..., Handle]):
-        self._told, self._where, self._start = told, where, start
+        self._handle, self._where, self._start = handle, where, start
         self._into: torch.Tensor | None = into
 
     def wait(self) -> None:
         """Read it, and say so."""
-        self._told.wait()
+        self._handle.wait()
         pid, address, read_tag = self._where.tolist()
         assert self._into is not None
         read_memory(pid, address, self._into)
         self._into = None
         word = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        self._start(True, word, self._told._source_rank(), read_tag).wait()
+        self._start(True, word, self._handle._source_rank(), read_tag).wait()
 
     def _source_rank(self) -> int:
-        return self._told._source_rank()  # type: ignore[no-any-return]
+        return self._handle._source_rank()  # type: ignore[no-any-return]

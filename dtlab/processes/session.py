@@ -1,4 +1,4 @@
-"""Ranks that stay: what one call leaves behind, the next one finds."""
+"""Ranks that keep_alive: what one call leaves behind, the next one finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from dtlab.checks import check_name
@@ -104,7 +103,7 @@ class Session:
                     self._group = RankGroup(self.ranks, **self._how)
                     self._forgotten = weakref.finalize(self, self._group.close)
                 return gather(*self._group.call(
-                    what, call, timeout=self.timeout, echo=self._echo, stay=True
+                    what, call, timeout=self.timeout, echo=self._echo, keep_alive=True
                 ))
         except (DtlabError, KeyboardInterrupt) as error:
             if self._closed and isinstance(error, RankDied):  # `close` has killed it
@@ -135,10 +134,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

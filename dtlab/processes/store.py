@@ -92,17 +92,16 @@ class RankStore(dist.Store):
         self._ask("append", key, _bytes(value))
 
     def shrink(self, rank: int) -> tuple[int, list[int]]:
-        """Wait until all ranks that live call this, as `rank` does. Returns how often ranks have
-        agreed, and who has."""
+        """Wait until all living ranks have called it. Returns the new generation and its ranks."""
         number, ranks = self._ask("shrink", rank)
         return number, ranks
 
     def has_extended_api(self) -> bool:
-        """Torch asks whether the three above may be used."""
+        """Torch asks whether `multi_get`, `multi_set` and `append` may be used."""
         return True
 
     def clone(self) -> RankStore:
-        """Torch asks for a connection of its own for some threads; ours takes turns."""
+        """Return this store: its threads take turns, so none needs a connection of its own."""
         return self
 
 
@@ -111,10 +110,10 @@ class StoreServer:
 
     def __init__(self, ranks: int = 0) -> None:
         self._data: dict[str, bytes] = {}
-        self._agreed = 0  # how often ranks have agreed who is left
-        self.members = set(range(ranks))  # who did last, but for those that died or returned
-        self._asking: dict[int, ControlChannel] = {}  # ranks that have called shrink, or are new
-        # channel, what is asked, keys, deadline
+        self._generation = 0  # how many shrinks there were
+        self.members = set(range(ranks))  # its ranks that have neither died nor returned
+        self._shrinking: dict[int, ControlChannel] = {}  # in `shrink`, or restarted
+        # (channel, request, keys, deadline)
         self._waiting: list[tuple[ControlChannel, str, list[str], float]] = []
 
     def serve(self, channel: ControlChannel) -> bool:
@@ -127,28 +126,28 @@ class StoreServer:
             return False
         return True
 
-    def left(self, rank: int, died: bool = False) -> None:
-        """Note that `rank` has died or returned: no rank need wait for it. Those that wait here for
-        a group with it meet again."""
-        self._asking.pop(rank, None)
+    def rank_ended(self, rank: int, died: bool = False) -> None:
+        """Note that `rank` has died or returned: `shrink` does not wait for it, and ranks that are
+        connecting with it start again."""
+        self._shrinking.pop(rank, None)
         if rank not in self.members:
             return
         self.members.discard(rank)
         if died:
-            self._data[gone_key(self._agreed, rank)] = b""
-        if self._agreed:
-            self._data[broken_key(self._agreed)] = b""
-            self.look_again()
-        self._new_group_if_all_ask()
+            self._data[disconnected_key(self._generation, rank)] = b""
+        if self._generation:
+            self._data[broken_key(self._generation)] = b""
+            self.answer_waiting()
+        self._shrink_if_all_called()
 
-    def _new_group_if_all_ask(self) -> None:
-        if self.members and self.members <= self._asking.keys():
-            self._agreed += 1
-            self.members = set(self._asking)
-            asking, self._asking = self._asking, {}
+    def _shrink_if_all_called(self) -> None:
+        if self.members and self.members <= self._shrinking.keys():
+            self._generation += 1
+            self.members = set(self._shrinking)
+            asking, self._shrinking = self._shrinking, {}
             self._data.pop(JOINING, None)
             for channel in asking.values():
-                _reply(channel, (self._agreed, sorted(asking)))
+                _reply(channel, (self._generation, sorted(asking)))
 
     def _answer(self, channel: ControlChannel, what: str, *args: Any) -> None:
         data = self._data
@@ -161,9 +160,9 @@ class StoreServer:
         elif what == "shrink":
             if args[0] not in self.members:
                 data[JOINING] = b""
-            data[gone_key(self._agreed, args[0])] = b""
-            self._asking[args[0]] = channel
-            self._new_group_if_all_ask()
+            data[disconnected_key(self._generation, args[0])] = b""
+            self._shrinking[args[0]] = channel
+            self._shrink_if_all_called()
         elif what == "check":
             _reply(channel, all(key in data for key in args[0]))
         elif what == "num_keys":
@@ -185,19 +184,19 @@ class StoreServer:
             if data.get(key, b"") == expected:
                 data[key] = desired
             _reply(channel, data.get(key, expected))
-        self.look_again()
+        self.answer_waiting()
 
-    def look_again(self) -> None:
-        """Answer those who wait: what they want has come, or never will, or their time is over."""
+    def answer_waiting(self) -> None:
+        """Answer waiting requests whose keys are there, whose time is over, or that must fail."""
         now, still = time.monotonic(), []
-        broken, current = broken_key(self._agreed) in self._data, addresses_of(self._agreed) + "/"
+        broken = broken_key(self._generation) in self._data
+        current = addresses_of(self._generation) + "/"
         for entry in self._waiting:
             channel, what, keys, deadline = entry
             if all(key in self._data for key in keys):
                 values = [self._data[key] for key in keys]
                 _reply(channel, values[0] if what == "get" else values)
-            # Also a wait that begins only now, which would hold up its rank, for good if it is for
-            # an address of a meeting that was given up.
+            # The addresses of an earlier generation will never be there.
             elif broken or any(key.startswith(_ADDRESSES) and not key.startswith(current)
                                for key in keys):
                 _reply(channel, "a rank has died", done=False)
@@ -212,20 +211,18 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def gone_key(number: int, rank: int) -> str:
-    """Return the key that is set once `rank`, of those that have agreed for the number-th time, has
-    died, or has called shrink."""
+def disconnected_key(number: int, rank: int) -> str:
+    """Return the key that is set once `rank` of generation `number` has died or called shrink."""
     return f"gone {number}/{rank}"
 
 
 def addresses_of(number: int) -> str:
-    """Return the prefix of the keys under which ranks leave their addresses when they meet for the
-    number-th time."""
+    """Return the prefix of the keys of the addresses of ranks of generation `number`."""
     return f"{_ADDRESSES}{number}"
 
 
 def broken_key(number: int) -> str:
-    """Return the key set once one of those that agreed for the number-th time died or returned."""
+    """Return the key that is set once a rank of generation `number` has died or returned."""
     return f"broken {number}"
 
 

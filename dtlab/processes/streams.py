@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from threading import Event
 from typing import Any
 
 import torch
@@ -23,64 +23,30 @@ class BegunWork(Work):
     """A function that a stream runs, has run, or will run."""
 
     def __init__(self, end: Endpoint, stream: Stream, name: str):
-        self._end, self._stream, self._name = end, stream, name
-        self.over = Event()
-        self._listeners: list[Event] = []
-        self._value: Any = None
-        self.error: BaseException | None = None
+        self._endpoint, self._stream, self._name = end, stream, name
+        self.future: Future[Any] = Future()
 
     def wait(self) -> Any:
-        """As in `Work`."""
-        self._end.begun.pop(self, None)
-        if not self.over.is_set():
-            writer, begun_s = self._end.writer, time.perf_counter()
+        self._endpoint.begun.pop(self, None)
+        if not self.future.done():
+            writer, begun_s = self._endpoint.writer, time.perf_counter()
             writer.waits_for_stream(self._stream.number)
             try:
-                self.over.wait()
+                self.future.exception()  # waits
             finally:
                 writer.runs()
-            self._end.recorder.add_wait(begun_s, f"stream {self._stream.number}", writer.number)
+            self._endpoint.recorder.add_wait(begun_s, f"stream {self._stream.number}",
+                                             writer.number)
         self._stream.join()
-        if self.error is not None:
-            raise self.error
-        return self._value
+        return self.future.result()
 
     def cancel(self) -> None:
         """As in `Work`; what was begun runs all the same."""
-        self._end.begun.pop(self, None)
+        self._endpoint.begun.pop(self, None)
 
-    @property
-    def is_over(self) -> bool:
-        """Does `wait` return, or raise, at once?"""
-        return self.over.is_set()
-
-    @property
-    def has_failed(self) -> bool:
-        """Does `wait` raise, now that it is over?"""
-        return self.error is not None
-
-    def notify(self, listener: Event) -> list[Event]:
-        """Set `listener` once it is over, unless it is taken out of the returned list before."""
-        self._listeners.append(listener)
-        if self.over.is_set():
-            listener.set()
-        return self._listeners
-
-    def run(self, task: Callable[[], Any], died: BaseException | None) -> None:
-        """On the stream's thread, call `task` and keep what comes of it. died: the `RankDied` of
-        one before it, which others may be in still: so it fails, too."""
-        try:
-            if died is not None:
-                raise died
-            self._value = task()
-        except BaseException as error:  # for the strand that waits
-            self.error = error
-
-    def finish(self) -> None:
-        """It is over: let those go on that wait for it."""
-        self.over.set()
-        for listener in [*self._listeners]:
-            listener.set()
+    def as_future(self) -> Future[Any]:
+        """Return a future that is done once `wait` would return, or raise, at once."""
+        return self.future
 
     def __str__(self) -> str:
         return f"begin({self._name}, …)"
@@ -90,7 +56,7 @@ class Stream:
     """A thread that runs one function after another."""
 
     def __init__(self, end: Endpoint):
-        self._end, self._writer = end, end.new_writer()
+        self._endpoint, self._writer = end, end.new_writer()
         self.number = self._writer.number
         self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]] | None]
         self._tasks = queue.SimpleQueue()
@@ -100,16 +66,17 @@ class Stream:
 
     def begin(self, task: Callable[[], Any], name: str, place: Place) -> BegunWork:
         """Run `task` after all that was begun before. place: in the learner's code."""
-        work = self._end.begun_at(BegunWork(self._end, self, name), place)
+        work = BegunWork(self._endpoint, self, name)
+        self._endpoint.begun[work] = place
         self._tasks.put((work, place_text(place), self.prepared(task)))
         return work
 
     def end(self) -> None:
-        """The thread ends, after all that was begun."""
+        """End the thread after all that was begun."""
         self._tasks.put(None)
 
     def prepared(self, task: Callable[[], Any]) -> Callable[[], Any]:
-        """Return what to run for `task`, which is begun here."""
+        """Return the function to run for `task`; called where it is begun."""
         return task
 
     def join(self) -> None:
@@ -120,8 +87,8 @@ class Stream:
         return nullcontext()
 
     def _serve(self) -> None:
-        self._end.adopt_thread(self._writer)
-        died: BaseException | None = None
+        self._endpoint.adopt_thread(self._writer)
+        died: BaseException | None = None  # raised by all functions after the one that raised it
         with self.context():
             while True:
                 begun = self._tasks.get()
@@ -129,12 +96,20 @@ class Stream:
                     return
                 work, line, task = begun
                 self._writer.does(RUNNING, line=line)
-                work.run(task, died)
-                died = work.error if isinstance(work.error, RankDied) else died
+                value, error = None, died
+                if died is None:
+                    try:
+                        value = task()
+                    except BaseException as raised:  # for the strand that waits
+                        error = raised
+                died = error if isinstance(error, RankDied) else None
                 if self._tasks.empty():
                     self._writer.does(IDLE)
-                work.finish()
-                del work, task, begun  # nothing is kept alive while the stream is idle
+                if error is None:
+                    work.future.set_result(value)
+                else:
+                    work.future.set_exception(error)
+                del work, task, begun, value, error  # an idle stream keeps no object alive
 
 
 class CudaStream(Stream):
@@ -159,6 +134,5 @@ class CudaStream(Stream):
         torch.cuda.current_stream().wait_stream(self._cuda)
 
     def context(self) -> AbstractContextManager[Any]:
-        """As in `Stream`."""
-        torch.cuda.set_device(self._end.device)
+        torch.cuda.set_device(self._endpoint.device)
         return torch.cuda.stream(self._cuda)

@@ -1,7 +1,7 @@
-"""After a death: the ranks that are left meet, and form a process group of their own.
+"""After a death: the surviving ranks form a process group of their own.
 
-The launcher knows who lives, so it decides: `StoreServer.shrink`. A rank may die while the others
-connect; then all of them meet again.
+The launcher decides which ranks survive: `RankStore.shrink`. If a rank dies while the others
+connect, all of them start again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TOLD_WITHIN_S = 10.0  # the launcher may learn of a death later than those who 
 
 
 def survivors_key(number: int) -> str:
-    """Return the prefix of the contexts of the number-th communicator of survivors."""
+    """Return the first part of the contexts of generation `number`."""
     return f"survivors {number}"
 
 
 class Survivors(NamedTuple):
-    """The ranks of the number-th communicator, and the transport between them."""
+    """The ranks of generation `number`, and the transport between them."""
 
     number: int
     ranks: list[int]  # of the run
@@ -39,8 +39,8 @@ class Survivors(NamedTuple):
     connections: Connections
 
 
-def meet(store: RankStore, rank: int, threads: Threads) -> Survivors:
-    """Connect the ranks that live, which all call it; returns once they are connected."""
+def connect_survivors(store: RankStore, rank: int, threads: Threads) -> Survivors:
+    """Connect the living ranks, which all call this."""
     while True:
         number, ranks = store.shrink(rank)
         connections = Connections()
@@ -54,12 +54,12 @@ def meet(store: RankStore, rank: int, threads: Threads) -> Survivors:
 
 
 class _DiedMeanwhile(Exception):
-    """One of those that were to meet."""
+    """A rank has died while the others connected."""
 
 
 def _group(store: RankStore, number: int, ranks: list[int], rank: int, threads: Threads) -> Any:
-    """Torch's ProcessGroupGloo, once all have formed it: else one might use it that another has
-    given up, half connected. Formed on a thread, for Gloo would wait for the dead."""
+    """Form torch's ProcessGroupGloo, on a thread, for Gloo would wait for dead ranks. Returns it
+    once all ranks have formed it, so that none uses a group that another has given up."""
     formed = [f"formed {number}/{each}" for each in ranks]
     found: list[Any] = []
 
@@ -74,17 +74,17 @@ def _group(store: RankStore, number: int, ranks: list[int], rank: int, threads: 
             found.append(error)
 
     thread = threads.start(form, "joining")
-    told, give_up_s = False, float("inf")
+    announced, give_up_s = False, float("inf")
     while True:
         if thread.is_alive():
             thread.join(_LOOK_EVERY_S)
         elif isinstance(found[0], RuntimeError):
             give_up_s = min(give_up_s, time.monotonic() + _TOLD_WITHIN_S)
-        elif not told:
+        elif not announced:
             store.set(formed[ranks.index(rank)], "")
-            told = True
-        broken = store.check([broken_key(number)])  # asked first: who has formed it may return
-        if told and store.check(formed):
+            announced = True
+        broken = store.check([broken_key(number)])  # read before `formed`
+        if announced and store.check(formed):
             calm_gloo()
             return found[0]
         if broken:

@@ -56,14 +56,9 @@ def started(env: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
         return None
 
 
-def launched() -> bool:
-    """Was this process started as one of many, by torchrun or alike?"""
-    return started() is not None
-
-
 def is_joined() -> bool:
     """Are the ranks of `run` there already?"""
-    return launched() or is_foreign()
+    return started() is not None or is_foreign()
 
 
 def check_given(ranks: int) -> None:
@@ -102,11 +97,11 @@ def run_here(
     monitor = Monitor(status, store, rank, threads, timeout)
     monitor.add(connections)
     end = Endpoint(rank, size, transport, threads, place(device, _local_rank()), status, trace)
-    end.why_broken = monitor.why
+    end.find_cause = monitor.why
     comm = open_communicator(backend, end, here)
     try:
-        quiet = ProcessComm(end, range(size), (here, "clock"), visible=False)
-        clock, start_s = hosts.align_clocks(quiet)
+        untraced = ProcessComm(end, range(size), (here, "clock"), visible=False)
+        clock, start_s = hosts.align_clocks(untraced)
         end.writer.does(RUNNING)
         end.begin_run(start_s)
         try:
@@ -121,7 +116,7 @@ def run_here(
         end.writer.does(RETURNED)
         monitor.publish()
         _wait_for_all(comm, store, monitor)
-        return [cloudpickle.loads(reply) for reply in quiet._all_gather_objects(reply)]
+        return [cloudpickle.loads(reply) for reply in untraced._all_gather_objects(reply)]
     finally:
         monitor.close()
         end.close()
@@ -141,7 +136,7 @@ def _fail(monitor: Monitor, rank: int, error: BaseException) -> None:
     """Raise what ends the run: this rank's error, or that of which it is a consequence."""
     failure = failures.capture(error)
     if error is not monitor.error and not (failure.secondary and monitor.why()):
-        monitor.verdict.give(rank, failure)
+        monitor.verdict.set(rank, failure)
         if not isinstance(error, Exception):  # an interrupt, or sys.exit
             raise error
     raise monitor.error or failures.rank_failed(rank, failure) from None

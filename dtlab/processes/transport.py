@@ -1,4 +1,4 @@
-"""Transports: they move bytes between processes, and know nothing else.
+"""Transports move bytes between processes.
 
 A transport starts a batch of operations, each (sends?, tensor, rank of the run, tag), and returns a
 handle for each; `handle.wait()` blocks until the bytes have moved. Tensors are dense, contiguous,
@@ -7,9 +7,9 @@ on the transport's device, and hold at least one byte; both sides give the same 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -21,7 +21,7 @@ WATCHING = "watched handle"  # the name of threads that wait for one message
 Operation = tuple[bool, torch.Tensor, int, int]
 
 _KEPT_HANDLES = 4
-_KEPT_BYTES = 1 << 20  # of tensors that nobody needs any more
+_KEPT_BYTES = 1 << 20  # of the tensors of these handles
 
 
 class Handle(Protocol):
@@ -53,7 +53,7 @@ class GlooTransport:
     def start(self, operations: Sequence[Operation]) -> list[Any]:
         """See `Transport`."""
         # The destructor of a Gloo handle waits for Gloo's thread, which has only just woken this
-        # one: dropped at once it would cost a turn of the scheduler. Here it is free.
+        # thread: destroying the handle later costs less.
         while len(self._released) > _KEPT_HANDLES:
             self._released_bytes -= self._released.popleft()[1]
         return [self._start(*operation) for operation in operations]
@@ -80,9 +80,8 @@ class GlooTransport:
         while self._released_bytes > _KEPT_BYTES:
             self._released_bytes -= self._released.popleft()[1]
 
-
     def close(self) -> None:
-        """Let the group go: a thread that still knows this transport must not keep it."""
+        """Drop the reference to the group: threads may keep this transport alive."""
         self._group = _Closed()
         self._released.clear()
 
@@ -102,7 +101,7 @@ class _Renumbered:
 
 
 class _Closed:
-    """Stands for a group that was let go."""
+    """Replaces the group of a closed transport."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ConfigError("this communicator is closed: its run has ended, or its process group "
@@ -110,7 +109,7 @@ class _Closed:
 
 
 class _Broken:
-    """Stands for the handle of an operation that Gloo refused: the connection has broken."""
+    """Replaces the handle of an operation that Gloo refused: the connection has broken."""
 
     def __init__(self, error: RuntimeError):
         self._error = error
@@ -120,30 +119,19 @@ class _Broken:
 
 
 class WatchedHandle:
-    """A handle that a thread waits for, so that others can ask whether it is done.
+    """A handle for which a thread waits; `future` is done when the handle is.
 
     start: starts a thread that runs a function of this name.
     """
 
     def __init__(self, handle: Any, start: Callable[[Callable[[], None], str], object]):
         self._handle = handle
-        self.error: Exception | None = None
-        self._listeners: list[threading.Event] = []
-        self.over = threading.Event()
+        self.future: Future[None] = Future()
         start(self._wait, WATCHING)
 
     def wait(self) -> None:
         """See `Handle`."""
-        self.over.wait()
-        if self.error is not None:
-            raise self.error
-
-    def notify(self, listener: threading.Event) -> list[threading.Event]:
-        """Set `listener` once it is over, unless it is taken out of the returned list before."""
-        self._listeners.append(listener)
-        if self.over.is_set():
-            listener.set()
-        return self._listeners
+        self.future.result()
 
     def _source_rank(self) -> int:
         return self._handle._source_rank()  # type: ignore[no-any-return]
@@ -152,7 +140,6 @@ class WatchedHandle:
         try:
             self._handle.wait()
         except Exception as error:  # mostly, the connection has broken
-            self.error = error
-        self.over.set()
-        for listener in [*self._listeners]:
-            listener.set()
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(None)

@@ -6,14 +6,7 @@ import time
 from collections.abc import Callable
 
 from dtlab.errors import Deadlock, RunTimeout, Waiting, why_stuck
-from dtlab.processes.shared_status import (
-    COMPUTE,
-    RAISED,
-    RETURNED,
-    RUNNING,
-    SharedStatus,
-    State,
-)
+from dtlab.processes.shared_status import COMPUTE, RAISED, RETURNED, RUNNING, SharedStatus, State
 
 _LOOK_EVERY_S = 0.2
 _STILL_S = 0.5  # so long nothing may have changed before a deadlock is called one
@@ -21,16 +14,16 @@ _START_LIMIT_S = 120.0
 
 
 class Watchdog:
-    """The watch over one call. `check` raises once the call can't complete. how_died: how a rank
-    died, in words; "" if it lives. is_it_alive: what a rank that isn't waiting does, in words.
-    is_stopped: by a signal or a debugger, wherever it was."""
+    """Watches one call; `check` raises once the call can't complete. describe_death(rank): how it
+    died; "" if it lives. describe_activity(rank): what a rank does that isn't waiting.
+    is_stopped(rank): by a signal or a debugger?"""
 
     def __init__(self, status: SharedStatus, timeout: float | None,
-                 how_died: Callable[[int], str] = lambda rank: "",
-                 is_it_alive: Callable[[int], str] = lambda rank: "",
+                 describe_death: Callable[[int], str] = lambda rank: "",
+                 describe_activity: Callable[[int], str] = lambda rank: "",
                  is_stopped: Callable[[int], bool] = lambda rank: False):
-        self._status, self._how_died = status, how_died
-        self._is_it_alive, self._is_stopped = is_it_alive, is_stopped
+        self._status, self._describe_death = status, describe_death
+        self._describe_activity, self._is_stopped = describe_activity, is_stopped
         self._timeout = timeout
         self._began = time.monotonic()
         self._started = False
@@ -75,10 +68,10 @@ class Watchdog:
     def _stalled(self, where: Callable[[int], list[str]]) -> tuple[str, str]:
         """The rank for which all others wait, if there is one: what it does, and its stack."""
         doing = {rank: self._status.state(rank).doing for rank in range(self._status.ranks)
-                 if not self._how_died(rank)}
+                 if not self._describe_death(rank)}
         busy = [rank for rank in doing if self._is_stopped(rank)] or [
             rank for rank, what in doing.items() if what in (RUNNING, COMPUTE)]
-        if len(busy) != 1 or len(doing) == 1 or not (alive := self._is_it_alive(busy[0])):
+        if len(busy) != 1 or len(doing) == 1 or not (alive := self._describe_activity(busy[0])):
             return "", ""
         lines = [f"the stack of rank {busy[0]}:", *where(busy[0])]
         stack = "\n" + "\n  ".join(lines) if len(lines) > 1 else ""  # a stopped rank tells none
@@ -109,7 +102,7 @@ class Watchdog:
     def _table(self, where: Callable[[int], list[str]]) -> list[Waiting]:
         rows = []
         for rank in range(self._status.ranks):
-            if died := self._how_died(rank):
+            if died := self._describe_death(rank):
                 rows.append(Waiting(rank, died))
                 continue
             doing = self._status.state(rank).doing

@@ -1,4 +1,4 @@
-"""Checks of what a worker asks for, at its own line, before a request is sent."""
+"""Checks of the arguments of a worker's calls, before a request is sent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dtlab.reduction import not_dense
 MOST = 1e18  # torch takes no larger factor
 
 
-def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
+def specs_of(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
           known_already: dict[Key, Spec]) -> dict[Key, Spec]:
     """Return the specs of what `init` is given. Raises `ConfigError` for what can't be kept."""
-    by_key(rank, "init", tensors)
+    check_mapping(rank, "init", tensors)
     for key in tables - tensors.keys():
         raise ConfigError(f"rank {rank}: init has no tensor for the table {key!r}")
     found = {}
@@ -45,7 +45,7 @@ def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key]
     return found
 
 
-def known(rank: int, key: Key, specs: Mapping[Key, Spec]) -> Spec:
+def spec_of(rank: int, key: Key, specs: Mapping[Key, Spec]) -> Spec:
     """The key's spec, or `ConfigError`."""
     if not isinstance(key, Hashable) or key not in specs:
         names = ", ".join(repr(name) for name in list(specs)[:8]) or "none yet"
@@ -54,7 +54,7 @@ def known(rank: int, key: Key, specs: Mapping[Key, Spec]) -> Spec:
     return specs[key]
 
 
-def as_keys(rank: int, keys: Iterable[Key], verb: str = "pull") -> list[Key]:
+def key_list(rank: int, keys: Iterable[Key], verb: str = "pull") -> list[Key]:
     """The keys of a pull. A single string is a likely slip."""
     if isinstance(keys, str):
         shown = f"{verb}([{short(keys)}])" if verb.isidentifier() else f"[{short(keys)}]"
@@ -65,13 +65,13 @@ def as_keys(rank: int, keys: Iterable[Key], verb: str = "pull") -> list[Key]:
         raise ConfigError(f"rank {rank}: {verb} takes a list of keys, not {short(keys)}") from None
 
 
-def by_key(rank: int, verb: str, tensors: object) -> None:
+def check_mapping(rank: int, verb: str, tensors: object) -> None:
     """Raise `ConfigError` unless it is a dict, or another mapping, of key → tensor."""
     if not isinstance(tensors, Mapping):
         raise ConfigError(f"rank {rank}: {verb} takes a dict of key → tensor, not {short(tensors)}")
 
 
-def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.Tensor:
+def check_fit(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.Tensor:
     """Return `x`; raise `ShapeMismatch` if it is not of the key's shape and dtype."""
     if not isinstance(x, torch.Tensor):
         raise ConfigError(f"rank {rank}: {verb} of {key!r} takes a tensor, not {_kind(x)}")
@@ -84,18 +84,18 @@ def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.T
     return x
 
 
-def is_table(rank: int, key: Key, spec: Spec) -> None:
+def check_table(rank: int, key: Key, spec: Spec) -> None:
     """Raise `ConfigError` unless the key's rows can be had one by one."""
     if not spec.table:
         raise ConfigError(f"rank {rank}: {key!r} is no table; to pull and push single rows, "
                           f"make it with init(..., tables=[{key!r}])")
 
 
-def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
+def table_rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
          specs: Mapping[Key, Spec]) -> tuple[Spec, torch.Tensor]:
     """The table's spec and the rows as int64, or `ConfigError`."""
-    spec = known(rank, key, specs)
-    is_table(rank, key, spec)
+    spec = spec_of(rank, key, specs)
+    check_table(rank, key, spec)
     try:
         index = index if isinstance(index, torch.Tensor) else torch.tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):  # no numbers, or none of 64 bits
@@ -112,7 +112,7 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
     return spec, index
 
 
-def dtypes(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tensor]) -> None:
+def check_dtypes(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigError` unless a server can scale all that a push hands in, as a mean does.
 
     tensors: all that shall be sent.
@@ -124,7 +124,7 @@ def dtypes(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tenso
                           f"make a mean; make the key with torch.float32, or only pull it")
 
 
-def nan(rank: int, given: Mapping[int, Slices], tensors: Iterable[torch.Tensor],
+def keys_with_nan(rank: int, given: Mapping[int, Slices], tensors: Iterable[torch.Tensor],
         policy: str) -> frozenset[Key]:
     """The keys of a push whose gradients hold NaN; `ConfigError` if the policy is to "raise".
 
@@ -147,7 +147,7 @@ def _has_nan(x: torch.Tensor) -> bool:
     return total != total and bool(x.isnan().any())  # NaN alone is unlike itself
 
 
-def active(servers: Any, all_servers: Sequence[int]) -> tuple[int, ...]:
+def chosen_servers(servers: Any, all_servers: Sequence[int]) -> tuple[int, ...]:
     """The servers that shall hold keys, ascending."""
     ranks: Iterable[int] = ()
     if is_whole(servers):

@@ -20,40 +20,41 @@ from dtlab.errors import ConfigError
 
 
 class Clocks:
-    """The iterations that each worker has behind it, as one server knows it."""
+    """The number of iterations that each worker has ended, as one server knows it."""
 
     def __init__(self, workers: Iterable[int]):
-        self.of = dict.fromkeys(workers, 0)  # of those that are still at work
-        self.ended: dict[int, int] = {}  # the last clock of those that are not
-        self.closed = 0  # clocks whose update is made
+        self.running = dict.fromkeys(workers, 0)  # worker → iterations, until it finishes
+        self.finished: dict[int, int] = {}  # the same of workers that have finished or are lost
+        self.closed = 0  # the number of clocks that have closed
 
     @property
     def slowest(self) -> float:
         """The least clock of all that are still at work; infinity if none is."""
-        return min(self.of.values(), default=math.inf)
+        return min(self.running.values(), default=math.inf)
 
     @property
     def passed(self) -> int:
         """The number of workers that have passed the clock that closes next."""
-        return sum(clock > self.closed for clock in (*self.of.values(), *self.ended.values()))
+        clocks = (*self.running.values(), *self.finished.values())
+        return sum(clock > self.closed for clock in clocks)
 
     @property
     def taking_part(self) -> int:
         """The number of workers that take part in the clock that closes next: those that have left
         have passed it before."""
-        return len(self.of) + sum(clock > self.closed for clock in self.ended.values())
+        return len(self.running) + sum(clock > self.closed for clock in self.finished.values())
 
     def tick(self, worker: int) -> None:
         """`worker` has ended an iteration."""
-        self.of[worker] += 1
+        self.running[worker] += 1
 
     def catch_up(self, worker: int) -> None:
         """`worker` starts afresh from what is there now: it skips clocks that closed without it."""
-        self.of[worker] = max(self.of[worker], self.closed)
+        self.running[worker] = max(self.running[worker], self.closed)
 
     def leave(self, worker: int) -> None:
         """`worker` has finished."""
-        self.ended[worker] = self.of.pop(worker)
+        self.finished[worker] = self.running.pop(worker)
 
 
 @dataclass(frozen=True)

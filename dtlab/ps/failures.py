@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dtlab.errors import ConfigError, RankDied
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.partition import Key, Spec
-from dtlab.ps.policy import LOOKS, Policy
+from dtlab.ps.policy import CHECKS, Policy
 from dtlab.ps.server_state import ServerState
 from dtlab.ps.store import own
 
@@ -57,7 +57,7 @@ def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
         if not specs.keys() & keys:
             others.append(entry)
             continue
-        runs = server.store.index.runs(server.store.index.of.get(key, -1) for key in keys)
+        runs = server.store.index.runs(server.store.index.number_of.get(key, -1) for key in keys)
         made = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
         if len(made) != 1 or value.shape != made[0].value.shape:
             raise ConfigError(f"the checkpoint in {keep.folder} is of another model, or of keys "
@@ -66,27 +66,26 @@ def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
     server.found = others  # for keys that are made later
 
 
-def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
+def silent_workers(server: ServerState, endpoint: Endpoint) -> list[int]:
     """Return the workers that have died or been silent for too long. Called now and then. Raises
     `RankDied` if none may be lost.
 
-    What counts is how often this server has looked in vain, not how much time has passed: if it
-    has slept itself, messages may lie there unread. A worker may be waiting for another server, so
-    it is asked before it is given up.
+    It counts checks without a message, not time: a server that was suspended itself has unread
+    messages. A worker may wait for another server, so it is probed before it is given up.
     """
     policy, now_s = server.policy, server.comm.now()
-    looks = policy.patience_s is not None and now_s >= server.look_s
-    if not (looks or endpoint.dead & server.clocks.of.keys()):
+    looks = policy.patience_s is not None and now_s >= server.check_interval_s
+    if not (looks or endpoint.dead & server.clocks.running.keys()):
         return []
     if policy.patience_s is not None and looks:
-        server.look_s = now_s + policy.patience_s / LOOKS
+        server.check_interval_s = now_s + policy.patience_s / CHECKS
     held = {pull.worker for pulls in server.held.values() for pull in pulls}
     lost = []
-    for worker in server.clocks.of.keys() - held - server.inits.keys():
+    for worker in server.clocks.running.keys() - held - server.inits.keys():
         server.unheard[worker] += looks
-        if looks and server.unheard[worker] == LOOKS // 2:
-            endpoint.send(worker, ("there?",))
-        if worker in endpoint.dead or server.unheard[worker] > LOOKS:
+        if looks and server.unheard[worker] == CHECKS // 2:
+            endpoint.send(worker, ("probe",))
+        if worker in endpoint.dead or server.unheard[worker] > CHECKS:
             _check_may_be_lost(server, worker)
             lost.append(worker)
     for worker in (*held, *server.inits):
@@ -99,7 +98,7 @@ def _check_may_be_lost(server: ServerState, worker: int) -> None:
     if policy.lost_worker == "stop":
         patience_s = policy.patience_s
         silent = "" if patience_s is None else f" or been silent for {patience_s:.3g} s"
-        raise RankDied(f"worker {worker} has died{silent}, after {server.clocks.of[worker]} "
+        raise RankDied(f"worker {worker} has died{silent}, after {server.clocks.running[worker]} "
                        f'clocks; join(lost_worker="go on") goes on without it', worker)
     if worker == policy.workers[0] and not server.batches:
         raise RankDied(f"worker {worker}, whose values count, has died before init", worker)

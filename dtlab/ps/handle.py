@@ -32,11 +32,11 @@ class Handle:
     def __init__(self, node: Requester, result: Any = None):
         self._node, self._result = node, result
         self.refused = ""  # why, if a server may not answer
-        self.remark: Any = None  # what the last reply said besides
+        self.remark: Any = None  # of the last reply
         # Number of the request → the server asked, and where the reply goes.
         self.open: dict[int, tuple[int, Slices]] = {}
 
-    def answered(self, number: int, remark: Any, payload: list[torch.Tensor]) -> None:
+    def on_reply(self, number: int, remark: Any, payload: list[torch.Tensor]) -> None:
         """The reply to request `number` is here."""
         _, wanted = self.open.pop(number)
         self.remark = remark

@@ -37,7 +37,7 @@ class KeyIndex:
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
-        self.of: dict[Key, int] = {}  # key → its number
+        self.number_of: dict[Key, int] = {}  # key → its number
         self._begin: list[int] = [0]  # by key, the elements before it
         self._blocks: set[int] = set()  # the keys with which one begins
 
@@ -53,7 +53,7 @@ class KeyIndex:
         first = len(self.keys)
         self._blocks.add(first)
         for key, _, numel in block:
-            self.of[key] = len(self.keys)
+            self.number_of[key] = len(self.keys)
             self.keys.append(key)
             self._begin.append(self._begin[-1] + numel)
         return first, len(self.keys)

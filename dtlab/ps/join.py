@@ -83,7 +83,7 @@ def join(
     consistency.check(len(workers))
     if active is not None:
         active = checks.count("active", active, 1)
-    chosen = checks.active(len(logical) if active is None else active, logical)
+    chosen = checks.chosen_servers(len(logical) if active is None else active, logical)
     policy = Policy(logical, workers, chosen, consistency, update, partition, nan,
                     checkpoints=checkpoints, patience_s=patience_s, lost_worker=lost_worker)
     if grace_s is None:

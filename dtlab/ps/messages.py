@@ -58,7 +58,7 @@ class Endpoint:
     buffers: (sender, body, sizes) → where each tensor of the payload shall go.
     """
 
-    answers = True  # see `server.Outbox`
+    answers = True  # see `server_state.Outbox`
 
     def __init__(self, comm: Comm, peers: Iterable[int], may_die: Collection[int] = ()):
         self.comm, self.may_die = comm, may_die
@@ -72,11 +72,11 @@ class Endpoint:
         self._received: Counter[int] = Counter()  # messages, by peer
         self._sent: dict[int, deque[tuple[list[Work], Sequence[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()  # messages that are no longer in `_sent`, by peer
-        self._lent: Counter[int] = Counter()  # memory that is being sent
+        self._sends_of: Counter[int] = Counter()  # memory → sends that use it
 
     def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
-        """Send a message to `dst` and return at once. Leave `payload` unchanged while `lends` says
-        so: until a later message from `dst` has come, at the latest."""
+        """Send a message to `dst` and return at once. Leave `payload` unchanged while `is_sending`:
+        until a later message from `dst` has come, at the latest."""
         if dst == self.comm.rank:
             self._to_myself.append(Message(dst, body, [x.clone() for x in payload]))
             return
@@ -89,11 +89,11 @@ class Endpoint:
         except (RankDied, RuntimeError):
             if dst not in self.may_die:
                 raise
-            self._lose(dst)
+            self._drop_peer(dst)
             return
         self.sent_bytes += sum([x.nbytes for x in payload])
         self._sent.setdefault(dst, deque()).append((works, payload))
-        self._lent.update(map(_memory, payload))
+        self._sends_of.update(map(_memory, payload))
         self._release_moved(dst)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
@@ -103,7 +103,7 @@ class Endpoint:
             return self._to_myself.popleft()
         if not self._pending:
             for src in self._peers:
-                self._listen(src)
+                self._post_receive(src)
         until_s = None if timeout_s is None else self.comm.now() + timeout_s
         while True:
             pending = self._first(until_s)
@@ -114,14 +114,14 @@ class Endpoint:
             except RankDied:
                 if pending.src not in self.may_die:
                     raise
-                self._lose(pending.src)
+                self._drop_peer(pending.src)
                 return None
             message = self._advance(pending)
             if message is not None:
                 return message
 
     def _first(self, until_s: float | None) -> _Pending | None:
-        """The peer of whose next message one more part is here."""
+        """Wait for the next part of any peer's message."""
         works = {pending.works[0]: pending for pending in self._pending.values()}
         if len(works) == 1 and until_s is None:
             return next(iter(works.values()))  # its `wait` does
@@ -130,7 +130,7 @@ class Endpoint:
         return None if work is None else works[work]
 
     def _advance(self, pending: _Pending) -> Message | None:
-        """One more part of a message is here. Returns the message if it was the last."""
+        """Process a received part of a message. Returns the message if that was the last part."""
         if pending.message is None:
             pending.message = self._open(pending.src, Header(*pending.header[0]))
             posted = self.comm.post(*(Recv(x, pending.src) for x in pending.message.payload))
@@ -138,12 +138,12 @@ class Endpoint:
         if pending.works:
             return None
         self._received[pending.src] += 1
-        self._listen(pending.src)
+        self._post_receive(pending.src)
         self.received_bytes += sum([x.nbytes for x in pending.message.payload])
         return pending.message
 
     def _open(self, src: int, header: Header) -> Message:
-        """A header has come: find memory for its payload."""
+        """Process a header: return its message, with memory for the payload."""
         self._release(src, header.received)
         sizes = [(getattr(torch, dtype), numel) for dtype, numel in header.sizes]
         payload = [torch.empty(numel, dtype=dtype, device=self.comm.device) if x is None else x
@@ -151,12 +151,12 @@ class Endpoint:
                        sizes, self.buffers(src, header.body, sizes), strict=True)]
         return Message(src, header.body, payload)
 
-    def _listen(self, src: int) -> None:
-        """Post the receive of the next message from `src`, looked at after those of others."""
+    def _post_receive(self, src: int) -> None:
+        """Post the receive of the next message from `src`, after those of the other peers."""
         self._pending.pop(src, None)
         self._pending[src] = _Pending(self.comm, src, self.owed)
 
-    def _lose(self, peer: int) -> None:
+    def _drop_peer(self, peer: int) -> None:
         """The connection to `peer` has broken."""
         self.dead.add(peer)
         if peer in self._pending:
@@ -164,9 +164,9 @@ class Endpoint:
         for works, _ in self._sent.pop(peer, ()):
             _cancel(works)
 
-    def lends(self, x: torch.Tensor) -> bool:
-        """May `x` still be on its way to a peer? Then it must not change."""
-        return self._lent[_memory(x)] > 0
+    def is_sending(self, x: torch.Tensor) -> bool:
+        """Is `x` perhaps being sent? Then it must not change."""
+        return self._sends_of[_memory(x)] > 0
 
     def _release(self, dst: int, count: int) -> None:
         """`dst` has received my first `count` messages: their memory may be used again."""
@@ -177,12 +177,12 @@ class Endpoint:
                 work.wait()
             self._released[dst] += 1
             for memory in map(_memory, payload):
-                self._lent[memory] -= 1
-                if not self._lent[memory]:
-                    del self._lent[memory]
+                self._sends_of[memory] -= 1
+                if not self._sends_of[memory]:
+                    del self._sends_of[memory]
 
     def _release_moved(self, dst: int) -> None:
-        """Some peers never answer, such as the head of a chain: ask the oldest sends instead."""
+        """Release the oldest complete sends to `dst`, a peer that may never send a message."""
         sent = self._sent[dst]
         while len(sent) > MOST_SENT:
             works = sent[0][0]
@@ -193,8 +193,8 @@ class Endpoint:
                 return
             self._release(dst, self._released[dst] + 1)
 
-    def let_go(self) -> None:
-        """The node may return now or go on: what is under way need not be waited for."""
+    def detach_all(self) -> None:
+        """Allow the rank to return while messages are under way."""
         for pending in self._pending.values():
             _detach(pending.works)
         for sent in self._sent.values():
@@ -207,13 +207,13 @@ class Endpoint:
         for pending in self._pending.values():
             _cancel(pending.works)
         for dst, sent in self._sent.items():
-            if dst in self.may_die:  # a peer that sleeps or is dead would never let me end
+            if dst in self.may_die:  # a wait for a dead peer would not end
                 for works, _ in sent:
                     _cancel(works)
             else:
                 self._release(dst, self._released[dst] + len(sent))
         self._pending, self._sent = {}, {}
-        self.buffers = fresh  # else node and endpoint would hold each other
+        self.buffers = fresh  # which breaks a reference cycle
 
 
 def fresh(src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:

@@ -1,8 +1,7 @@
-"""Servers come and go while training goes on: only what must move moves, from server to server.
+"""Moving shards between servers while training goes on: `Node.use_servers`.
 
-Every worker says so at the same point of its program. Each server waits until all have, so that
-every push made before is in; sends what another shall hold from now on, weights and state
-alike; and answers once it has got its own new shards. Training does not start again.
+Each server waits for the request of every worker, so that it has all earlier pushes; sends the
+other servers their new shards, weights and state; and answers once it has its own new shards.
 """
 
 from __future__ import annotations
@@ -24,29 +23,31 @@ _BEFORE_ALL_IS_THERE = ("move", "shards", "lose")
 
 
 class Migration:
-    """One server's part in it. `asked`: worker → number of its request, which waits; `last`: the
-    same of its last one. `moves`: how often keys have moved."""
+    """One server's part. asked: worker → number of its request that waits. last: worker → number of
+    its last request. moves: how often keys have moved."""
 
     def __init__(self, me: int):
         self._me = me
         self.asked: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.moves = 0
-        self._servers: tuple[int, ...] = ()  # that shall hold the keys
-        self._came: list[tuple[tuple[Any, ...], list[torch.Tensor]]] = []
-        self._old: dict[Key, Entry] = {}  # what I held
-        self._new: dict[Key, Entry] | None = None  # what I hold from now on
+        self._servers: tuple[int, ...] = ()  # that hold the keys after the move
+        self._received_shards: list[tuple[tuple[Any, ...], list[torch.Tensor]]] = []
+        self._old: dict[Key, Entry] = {}  # this server's shards before the move
+        self._new: dict[Key, Entry] | None = None  # and after it
         self._shards: Shards = {}
 
-    def ask(self, server: ServerState, worker: int, number: int, servers: tuple[int, ...]) -> None:
-        """`worker` has come to the point where `servers` shall hold the keys."""
+    def request(self, server: ServerState, worker: int, number: int,
+                servers: tuple[int, ...]) -> None:
+        """Take a worker's request that `servers` hold the keys."""
         self.asked[worker] = self.last[worker] = number
         self._servers = servers
-        self.begin(server)
+        self.start_if_all_asked(server)
 
-    def begin(self, server: ServerState) -> None:
-        """Begin once every worker has come there: no push of before is still to come."""
-        if not self.asked or self._new is not None or server.clocks.of.keys() - self.asked.keys():
+    def start_if_all_asked(self, server: ServerState) -> None:
+        """Send shards once every worker has asked: then all earlier pushes are here."""
+        all_asked = self.asked and server.clocks.running.keys() <= self.asked.keys()
+        if not all_asked or self._new is not None:
             return
         for entry in server.store.entries:
             for bucket in list(entry.sums):  # no worker will add to it
@@ -62,17 +63,18 @@ class Migration:
         for key, held in new.items():
             units = dict(held).get(self._me)
             if units is not None:
-                self._new[key] = self._begun(server, key, units, dict(old[key]).get(self._me))
-        self._settle(server)
+                self._new[key] = self._new_shard(server, key, units, dict(old[key]).get(self._me))
+        self._finish_if_complete(server)
 
-    def take(self, server: ServerState, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+    def receive(self, server: ServerState, body: tuple[Any, ...],
+                payload: list[torch.Tensor]) -> None:
         """Take another server's ("shards", number, from which server, [(key, units, version, what
         was read, names of the state's tensors, its numbers, dtypes and sizes), …])."""
-        self._came.append((body, payload))
-        self._settle(server)
+        self._received_shards.append((body, payload))
+        self._finish_if_complete(server)
 
     def _send_shards(self, server: ServerState, other: int, old: Shards, new: Shards) -> None:
-        """Send `other` what it shall hold and I have held; perhaps nothing."""
+        """Send `other` the part of its new shards that this server has; perhaps nothing."""
         moved, tensors = [], []
         for key, held in new.items():
             mine, theirs = dict(old[key]).get(self._me), dict(held).get(other)
@@ -89,8 +91,8 @@ class Migration:
         server.statistics.moved += sum(len(shard[1]) for shard in moved)
         server.outbox.send(other, ("shards", self.moves, self._me, moved), pack(tensors))
 
-    def _begun(self, server: ServerState, key: Key, units: Units, mine: Units | None) -> Entry:
-        """The new shard of `key`, filled with what I have had of it already."""
+    def _new_shard(self, server: ServerState, key: Key, units: Units, mine: Units | None) -> Entry:
+        """This server's new shard of `key`, filled with the part that it has already."""
         old = self._old.get(key)
         if old is not None and mine is not None and len(mine) == len(units) == len(
                 common(mine, units)):
@@ -108,11 +110,11 @@ class Migration:
                    for name, x in old.state.items()})
         return entry
 
-    def _settle(self, server: ServerState) -> None:
-        """Once all is here, put it in place and answer the workers."""
-        if self._new is None or len(self._came) < len(server.policy.servers) - 1:
+    def _finish_if_complete(self, server: ServerState) -> None:
+        """Once all shards are here, install them and answer the workers."""
+        if self._new is None or len(self._received_shards) < len(server.policy.servers) - 1:
             return
-        for (*_, moved), payload in self._came:
+        for (*_, moved), payload in self._received_shards:
             sizes = [(getattr(torch, name), numel) for shard in moved for name, numel in shard[-1]]
             parts = iter(unpack(payload, sizes))
             for key, units, version, read, names, numbers, _ in moved:
@@ -124,7 +126,7 @@ class Migration:
                 state = {name: next(parts).view(shape) for name in names}
                 _fill(entry, where, value, state | numbers)
         server.store.replace(self._new, server.batches)
-        self._old, self._new, self._came = {}, None, []
+        self._old, self._new, self._received_shards = {}, None, []
         asked, self.asked = self.asked, {}
         for worker, number in asked.items():
             server.reply(worker, number)
@@ -151,25 +153,25 @@ class ShardTransfers:
         self._endpoint.send(self._views[server].head, body, payload)
 
     def change(self, server: int, view: View, answers: bool) -> None:
-        """Another server's live copies have been announced. `answers`: do I send?"""
+        """The master has announced the copies of another server. answers: does this copy send?"""
         if view.epoch > self._views[server].epoch:
             self._views[server] = view
             if answers and server in self.sent:
                 self.send(server)
 
     def awaited(self) -> dict[int, tuple[int, int]]:
-        """The heads that may lack what they are given, see `Watch.look`."""
+        """The heads that may lack what they are given, see `Watch.check`."""
         views = {server: self._views[server] for server in self.sent}
         return {view.head: (server, view.epoch) for server, view in views.items()}
 
     def send_again(self) -> None:
-        """Send all of `sent` again, as I do from now on."""
+        """Send all of `sent` again."""
         for server in self.sent:
             self.send(server)
 
-    def goes_on(self, what: str) -> None:
-        """A worker's request is carried out. Once one asks for anything else, all servers have
-        answered it that they have all their shards."""
+    def request_done(self, what: str) -> None:
+        """A request of this kind is carried out. After a move, a worker asks for something else
+        only once all servers have answered, so all shards have arrived."""
         if what not in _BEFORE_ALL_IS_THERE:
             self.sent.clear()
 

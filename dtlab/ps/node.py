@@ -50,7 +50,7 @@ class Node:
         self._active = policy.active
         self._moves = 0  # of keys, by `use_servers`
         self._numbers = 0
-        self._open: dict[int, Handle] = {}
+        self._open: dict[int, Handle] = {}  # number of a request → its handle
 
     # ---- servers --------------------------------------------------------------------------------
 
@@ -79,8 +79,8 @@ class Node:
         placed, pulled and pushed one by one. Returns once all workers have called it: the clock
         of the checkpoint from which the values are instead, or 0."""
         self._check("init")
-        of_rows = frozenset(checks.as_keys(self.comm.rank, tables, "init's tables"))
-        specs = checks.specs(self.comm.rank, tensors, of_rows, self._shards.specs)
+        of_rows = frozenset(checks.key_list(self.comm.rank, tables, "init's tables"))
+        specs = checks.specs_of(self.comm.rank, tensors, of_rows, self._shards.specs)
         handle, held, by_server = Handle(self), {}, {}
         first = self.comm.rank == self.policy.workers[0]
         if first:
@@ -114,7 +114,7 @@ class Node:
         if isinstance(out, Buffer) and keys is out and out.plan.age is self._shards.age:
             return self._pull(dict(out.tensors), out.slices)
         if out is not None:
-            checks.by_key(self.comm.rank, "pull's out", out)
+            checks.check_mapping(self.comm.rank, "pull's out", out)
         plan, xs = self._targets("pull", keys, {} if out is None else out)
         return self._pull(dict(zip(plan.keys, xs, strict=True)), plan.cut(xs))
 
@@ -135,7 +135,7 @@ class Node:
         rank, shards = self.comm.rank, self._shards
         if isinstance(grads, Buffer) and grads.plan.age is shards.age:
             return self._push(grads.slices, weight)
-        checks.by_key(rank, "push", grads)
+        checks.check_mapping(rank, "push", grads)
         plan, xs = shards.plan(rank, tuple(grads)), list(grads.values())
         all_fit(rank, "push", plan, xs)
         sparse = {}
@@ -148,7 +148,7 @@ class Node:
         given = plan.cut(xs)
         for key, g in sparse.items():
             spec = shards.specs[key]
-            checks.is_table(rank, key, spec)
+            checks.check_table(rank, key, spec)
             if g.layout is not torch.sparse_coo or g.sparse_dim() > 1:  # of elements, not rows
                 g = g.to_dense().to_sparse(1)
             g = g.detach().coalesce()
@@ -164,13 +164,13 @@ class Node:
         Small keys that go to one server lie end to end there, as they travel. So nothing is copied
         or looked at key by key, and thousands of keys are as fast as one."""
         self._check("buffer")
-        plan = self._shards.plan(self.comm.rank, tuple(checks.as_keys(self.comm.rank, keys)))
+        plan = self._shards.plan(self.comm.rank, tuple(checks.key_list(self.comm.rank, keys)))
         return Buffer(plan, torch.device("meta") if plan.is_meta else self.comm.device)
 
     def pull_rows(self, key: Key, index: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """Rows `index` of a table, shape (len(index), *the rest). Moves these rows only."""
         self._check("pull")
-        spec, index = checks.rows(self.comm.rank, key, index, self._shards.specs)
+        spec, index = checks.table_rows(self.comm.rank, key, index, self._shards.specs)
         device = self.comm.device if has_data([spec]) else torch.device("meta")
         result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype, device=device)
         rows = self._shards.some_rows(key, index, result.view(-1, spec.width))
@@ -181,9 +181,9 @@ class Node:
                   weight: float = 1.0) -> None:
         """Hand in the gradient of rows `index` of a table; a row named twice counts twice."""
         self._check("push")
-        spec, index = checks.rows(self.comm.rank, key, index, self._shards.specs)
+        spec, index = checks.table_rows(self.comm.rank, key, index, self._shards.specs)
         wanted = spec._replace(shape=(len(index), *spec.shape[1:]))
-        checks.fits(self.comm.rank, "push", key, grad, wanted)
+        checks.check_fit(self.comm.rank, "push", key, grad, wanted)
         found = self._shards.some_rows(key, index, grad.detach().reshape(-1, spec.width), True)
         self._push(found, weight).wait()
 
@@ -217,7 +217,7 @@ class Node:
         """Let these servers (ranks, or a number of them) hold the keys from here on. Every worker
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
-        chosen = checks.active(servers, self.policy.servers)
+        chosen = checks.chosen_servers(servers, self.policy.servers)
         for handle in dict.fromkeys(self._open.values()):  # they name keys by their old numbers
             handle.wait()
         self._to_all_servers("move", chosen).wait()
@@ -229,8 +229,8 @@ class Node:
     # ---- messages -------------------------------------------------------------------------------
 
     def process_message(self) -> None:
-        """Wait for the next message and do what it says; where silence counts, not for long."""
-        message = self._endpoint.receive(self.policy.look_s)
+        """Wait for the next message, at most `Policy.check_interval_s`, and process it."""
+        message = self._endpoint.receive(self.policy.check_interval_s)
         if message is not None:
             self._process(message)
         elif self._requests:
@@ -241,36 +241,36 @@ class Node:
     def unavailable(self) -> None:
         """A call raises `Unavailable`."""
         if self._requests:
-            self._requests.leave()
+            self._requests.on_unavailable()
 
     def _process(self, message: Message) -> None:
         src, body, payload = message
         if body[0] == "reply":
-            self._answered(src, body, payload)
-        elif body[0] == "there?":
-            self._endpoint.send(src, ("here", 0))
+            self._on_reply(src, body, payload)
+        elif body[0] == "probe":
+            self._endpoint.send(src, ("alive", 0))
         elif self._requests:
-            self._requests.hear(src, body)
+            self._requests.on_message(src, body)
         else:
             assert self._server is not None, f"a request to a worker: {body}"
             self._server.handle(src, body, payload)
 
-    def _answered(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+    def _on_reply(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("reply", number of the request, remark)."""
         _, number, remark = body
         handle = self._open.get(number)
         if handle is None:  # answered before: it was asked twice
             return
-        if self._requests and not self._requests.answered(src, handle.open[number][0], body):
+        if self._requests and not self._requests.accept_reply(src, handle.open[number][0], body):
             return
         del self._open[number]
-        handle.answered(number, remark, payload)
+        handle.on_reply(number, remark, payload)
 
     def _buffers(self, src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:
         """Return where parts are received: replies go straight to where they are wanted."""
         if body[0] != "reply" or body[1] not in self._open or not sizes:
             return fresh(src, body, sizes)
-        return slices.spots(self._open[body[1]].open[body[1]][1])
+        return slices.receive_buffers(self._open[body[1]].open[body[1]][1])
 
     def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
              payload: Sequence[torch.Tensor] = (), wanted: Sequence[Slice | Bundle] = ()) -> None:
@@ -298,7 +298,7 @@ class Node:
                  out: Mapping[Key, torch.Tensor]) -> tuple[Plan, list[torch.Tensor]]:
         """Plan a request for these keys, and the tensors that they fill: of `out`, or new ones."""
         rank, device = self.comm.rank, self.comm.device
-        plan = self._shards.plan(rank, tuple(checks.as_keys(rank, keys)))
+        plan = self._shards.plan(rank, tuple(checks.key_list(rank, keys)))
         device = torch.device("meta") if plan.is_meta else device
         xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) if x is None else x
               for x, spec in zip(map(out.get, plan.keys), plan.specs, strict=True)]
@@ -310,7 +310,8 @@ class Node:
               what: str = "pull") -> Handle:
         handle = Handle(self, xs)
         for server, wanted in by_server.items():
-            more: tuple[Any, ...] = (slices.runs(wanted), slices.counts(wanted))
+            more: tuple[Any, ...] = (tuple(each.run for each in wanted),
+                                     slices.counts(wanted))
             if what == "peek":
                 more = (*more, self._moves)
             self._ask(handle, server, what, more, pack(list(slices.row_numbers(wanted))), wanted)
@@ -321,15 +322,16 @@ class Node:
         handle = Handle(self)
         values = {server: [each.read() for each in given] for server, given in by_server.items()}
         sent = [*chain(*values.values())]
-        checks.dtypes(self.comm.rank, by_server, sent)
-        bad = checks.nan(self.comm.rank, by_server, sent, self.policy.nan)
+        checks.check_dtypes(self.comm.rank, by_server, sent)
+        bad = checks.keys_with_nan(self.comm.rank, by_server, sent, self.policy.nan)
         for server, given in by_server.items():
             nans = sum(key in bad for each in given for key in each.keys) if bad else 0
             if bad and self.policy.nan == "drop":
                 given = [left for each in given for left in each.without(bad)]
                 values[server] = [each.read() for each in given]
             payload = pack([*slices.row_numbers(given), *values[server]])
-            more = (slices.runs(given), slices.counts(given), weight, nans)
+            runs = tuple(each.run for each in given)
+            more = (runs, slices.counts(given), weight, nans)
             self._ask(handle, server, "push", more, payload)
         return handle
 

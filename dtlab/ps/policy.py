@@ -11,7 +11,7 @@ from dtlab.ps.partition import Partition
 from dtlab.ps.replication import Replication
 from dtlab.ps.updates import Update
 
-LOOKS = 4  # how often a node looks for silent ones while its patience lasts
+CHECKS = 4  # how often a node looks for silent ones while its patience lasts
 GIVE_UP = 20  # leases: see `give_up_s`
 
 
@@ -42,10 +42,10 @@ class Policy:
         return GIVE_UP * self.lease_s + self.grace_s
 
     @property
-    def look_s(self) -> float | None:
+    def check_interval_s(self) -> float | None:
         """Where silence counts, a node waits for no message longer than this without a look at who
         is silent."""
-        return (self.patience_s or self.lease_s) / LOOKS or None
+        return (self.patience_s or self.lease_s) / CHECKS or None
 
     @property
     def may_die(self) -> frozenset[int]:

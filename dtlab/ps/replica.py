@@ -24,7 +24,7 @@ from dtlab.ps.watch import Watch
 
 Payload = list[torch.Tensor]
 _AMONG_COPIES = ("op", "ack", "again")
-_UNANSWERED = ("clock", "shards", "lose")  # they get no answer
+_UNANSWERED = ("clock", "shards", "lose")
 NO_LEASE = ("the server's leader has lost touch with the master and may not answer; what you asked "
             "for may be done, or not")
 
@@ -50,25 +50,24 @@ class Replica:
         self.watch = Watch(endpoint, policy.master,
                            math.ceil(BEATS * policy.give_up_s / policy.lease_s))
         self.lease_end_s = -1.0
-        self.log: dict[int, Request] = {}  # by number, what those that follow may not have yet
-        self.had = self.done = self.stable = 0  # received, carried out, on all that follow
-        self.promised = 0  # the epoch of an election in which this copy has told what it has
+        self.log: dict[int, Request] = {}  # by number, what successors may not have yet
+        self.had = self.done = self.stable = 0  # last received, carried out, on all successors
+        self.promised = 0  # the epoch of the last election in which this copy has voted
         self.acknowledged: dict[int, int] = {}
-        self._kept: int | None = None  # forget nothing after this request: see `adopt`
-        self._told = -1  # what I acknowledged last
+        self._snapshot_at: int | None = None  # keep the log from here: see `adopt`
+        self._last_ack = -1
         self._last: dict[int, int] = {}  # worker → the number of its last request in the log
-        self._carried: dict[int, int] = {}  # the same, of those carried out
-        self._peeks: list[tuple[int, tuple[Any, ...]]] = []  # for keys that have not come yet
-        # Messages of an epoch to come, and requests as long as I don't lead: whatever a worker asks
-        # of me, all that it asked before is done or stands here too.
-        self._early: list[tuple[int, tuple[Any, ...], Payload]] = []
-        self._lapsed = 0  # signs of life given since my lease was over: time spent asleep is none
-        self._refused: dict[int, int] = {}  # worker → the number of its last request refused
+        self._last_done: dict[int, int] = {}  # the same of those carried out
+        self._peeks: list[tuple[int, tuple[Any, ...]]] = []  # for keys that are not here yet
+        # Messages of a later epoch; and requests while this copy does not lead, in order.
+        self._deferred: list[tuple[int, tuple[Any, ...], Payload]] = []
+        self._beats_without_lease = 0  # a suspended process sends none, so that time does not count
+        self._last_refused: dict[int, int] = {}  # worker → the number of its last request refused
 
     # ---- what the server sends, see `server.Outbox` ---------------------------------------------
 
     def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
-        """Send an answer of the state machine, or what another server is given: one copy does."""
+        """Send a message of the state machine, if this copy answers for the server."""
         if body[0] == "shards":
             self.transfers.sent[dst] = body, payload
             if self.answers:
@@ -76,40 +75,40 @@ class Replica:
         elif self.answers:
             self.endpoint.send(dst, body, payload)
 
-    def lends(self, x: torch.Tensor) -> bool:
-        """See `Endpoint.lends`."""
-        return self.endpoint.lends(x)
+    def is_sending(self, x: torch.Tensor) -> bool:
+        """See `Endpoint.is_sending`."""
+        return self.endpoint.is_sending(x)
 
     # ---- roles ----------------------------------------------------------------------------------
 
     @property
     def is_member(self) -> bool:
-        """Am I among the live copies?"""
+        """Is this copy among the live ones?"""
         return self.me in self.view.members
 
     @property
     def answers(self) -> bool:
-        """Do I answer workers?"""
+        """Does this copy answer workers?"""
         return self.is_member and self.rule.answers(self.view) == self.me
 
     @property
     def following(self) -> tuple[int, ...]:
-        """The copies to which I forward requests."""
+        """The copies to which this one forwards requests."""
         return self.rule.following(self.view, self.me) if self.is_member else ()
 
     def may_lead(self) -> bool:
-        """Have I a lease? Weak rules need none."""
+        """Does this copy hold a lease? Weak rules need none."""
         return not self.rule.strong or self.comm.now() < self.lease_end_s
 
     @property
     def is_head(self) -> bool:
-        """Am I the head, as far as I know?"""
+        """Is this copy the head, as far as it knows?"""
         return self.is_member and self.view.head == self.me
 
     @property
     def leads(self) -> bool:
-        """Do I put requests into order now? Not between an election and its outcome: the master
-        counts on what it was told."""
+        """Does this copy append requests to the log? Not between an election and its outcome, as
+        the master relies on the length of the log that the copy has reported."""
         return self.is_head and self.may_lead() and self.promised <= self.view.epoch
 
     # ---- messages -------------------------------------------------------------------------------
@@ -120,12 +119,12 @@ class Replica:
             self._peeks.append((worker, body))
             self._answer_peeks()
             return
-        if not self.leads:  # perhaps I shall soon
-            self._early.append((worker, body, payload))
+        if not self.leads:  # perhaps it soon will
+            self._deferred.append((worker, body, payload))
         elif body[1] <= self._last.get(worker, 0):
             self._again(worker, body, payload)
         else:
-            if body[0] == "init":  # what the disk holds now, no copy may look up later
+            if body[0] == "init":  # all copies must go on from one checkpoint
                 body = (*body, failures.newest(self.policy))
             self._append(Request(worker, body, payload))
 
@@ -134,16 +133,16 @@ class Replica:
         number) or ("again", epoch, worker, request)."""
         epoch = body[1]
         if epoch > self.view.epoch:
-            self._early.append((src, body, payload))
+            self._deferred.append((src, body, payload))
         elif epoch < self.view.epoch or epoch < self.promised or not self.is_member:
-            return  # from one that does not know yet that it leads no more
+            return  # from a former leader
         elif body[0] == "op":
             _, _, number, stable, worker, request = body
             self.stable = max(self.stable, min(stable, self.had))
             if number == self.had + 1:
                 self._append(Request(worker, request, payload))
-            else:  # it has been here: say so once more
-                self._told = -1
+            else:  # received before: acknowledge it again
+                self._last_ack = -1
                 self.rule.acknowledged(self)
         elif body[0] == "ack":
             self.acknowledged[src] = max(body[2], self.acknowledged.get(src, 0))
@@ -155,67 +154,66 @@ class Replica:
         """The master has announced the live copies."""
         if view.epoch <= self.view.epoch:
             return
-        self.view, self._refused = view, {}
+        self.view, self._last_refused = view, {}
         if self.is_member:
-            self.acknowledged, self._told, self._kept = {}, -1, None
+            self.acknowledged, self._last_ack, self._snapshot_at = {}, -1, None
             self.rule.reconfigured(self)
         if self.answers:
             self.transfers.send_again()
-        self._process_early()
+        self._process_deferred()
 
     def granted(self, until_s: float) -> None:
-        """The master lets me lead, if I am the head, until `until_s`."""
+        """The master has granted this copy a lease until `until_s`."""
         led, self.lease_end_s = self.leads, max(until_s, self.lease_end_s)
         if self.may_lead():
-            self._lapsed = 0
+            self._beats_without_lease = 0
         if not led:
-            self._process_early()
+            self._process_deferred()
 
     def adopt(self, rank: int | None, number: int) -> None:
-        """Send `rank`, which was declared dead, all that it needs to be a copy again, as snapshot
-        `number`; once the master has announced it, it gets the log from here on. None: it is gone
-        again."""
-        self._kept = None if rank is None else self.done
+        """Send `rank`, which was declared dead, snapshot `number`, and keep the log from here until
+        the master announces it as a live copy. None: it has fallen silent again."""
+        self._snapshot_at = None if rank is None else self.done
         if rank is not None:
-            state = self.server.snapshot(), self._carried, self.transfers.sent
+            state = self.server.snapshot(), self._last_done, self.transfers.sent
             self.endpoint.send(rank, ("snapshot", number, self.view.epoch, self.done, state))
 
     def install(self, epoch: int, number: int, state: tuple[Any, ...]) -> bool:
-        """Forget all that I had and go on from another copy's snapshot, unless it comes too late.
-        Returns whether I do."""
+        """Replace the state by another copy's snapshot, unless that is out of date. Returns whether
+        it was replaced."""
         if epoch < max(self.view.epoch, self.promised):
             return False
         seen = self.server.statistics
         seen.rejoined += 1
         seen.lost += sum(entry.body[0] == "push" for at, entry in self.log.items()
                          if self.stable < at <= self.done)
-        snapshot, self._carried, self.transfers.sent = state
-        self._last = dict(self._carried)  # requests after `number` will come with the log
+        snapshot, self._last_done, self.transfers.sent = state
+        self._last = dict(self._last_done)  # requests after `number` will come with the log
         self.server.restore(snapshot)
         self.view = View(epoch, tuple(m for m in self.policy.copies[self.shard] if m != self.me))
         self.log, self.had, self.done, self.stable = {}, number, number, number
         return True
 
     def lapse(self) -> None:
-        """Count a sign of life. A head without a lease may get one again, or another may lead; if
-        that takes longer than the workers want to wait, it tells them."""
+        """Count a beat without a lease. After `grace_s` of them a head refuses its requests."""
         if not self.is_head or self.may_lead() or self.lease_end_s < 0:
-            self._lapsed = 0
+            self._beats_without_lease = 0
             return
-        if self._lapsed * self.policy.lease_s / BEATS >= self.policy.grace_s:
+        if self._beats_without_lease * self.policy.lease_s / BEATS >= self.policy.grace_s:
             self.refuse()
-        self._lapsed += 1
+        self._beats_without_lease += 1
 
     def refuse(self) -> None:
-        """Tell workers that what they asked for may be done, or not. It stays in line, for what
-        they ask next must not overtake it. Not of a clock: that gets no answer."""
-        for src, (what, number, *_), _ in (*self.log.values(), *self._early):
-            if what not in (*_AMONG_COPIES, *_UNANSWERED) and number > self._refused.get(src, 0):
-                self._refused[src] = number
+        """Refuse all requests that are not answered. They stay in the log, as the workers' next
+        requests must not overtake them."""
+        for src, (what, number, *_), _ in (*self.log.values(), *self._deferred):
+            answered = what not in (*_AMONG_COPIES, *_UNANSWERED)
+            if answered and number > self._last_refused.get(src, 0):
+                self._last_refused[src] = number
                 self.endpoint.send(src, ("reply", number, NO_LEASE))
 
-    def _process_early(self) -> None:
-        early, self._early = self._early, []
+    def _process_deferred(self) -> None:
+        early, self._deferred = self._deferred, []
         for src, body, payload in early:
             self.dispatch(src, body, payload)
 
@@ -223,25 +221,25 @@ class Replica:
         """Take a message of either kind."""
         if body[0] in _AMONG_COPIES:
             self.handle(src, body, payload)
-        elif body[0] == "here":
-            self.server.handle(src, body, payload)
+        elif body[0] == "alive":
+            self.server.unheard[src] = 0
         else:
             self.request(body[2] if body[0] == "shards" else src, body, payload)
 
     def give_up_silent(self) -> None:
-        """If I lead, give lost workers up for all copies; called now and then."""
+        """If this copy leads, give up silent workers, through the log; called now and then."""
         if self.leads:
-            for worker in failures.silent(self.server, self.endpoint):
+            for worker in failures.silent_workers(self.server, self.endpoint):
                 self._append(Request(worker, ("lose", math.inf), []))
 
     @property
-    def left(self) -> tuple[int, ...]:
+    def ended_workers(self) -> tuple[int, ...]:
         """The workers that have finished or are lost."""
-        return tuple(sorted(self.server.clocks.ended))
+        return tuple(sorted(self.server.clocks.finished))
 
     def awaited(self) -> dict[int, tuple[int, int]]:
-        """The copies without which my log can't go on, see `Watch.look`: those I forward to that
-        lack some of it, and the heads of servers to which I give keys."""
+        """The copies without which this one can't go on, see `Watch.check`: successors that lack a
+        part of the log, and the heads of servers to which keys move."""
         found = {rank: (self.shard, self.view.epoch) for rank in self.following
                  if self.acknowledged.get(rank, 0) < self.had}
         return found | (self.transfers.awaited() if self.answers else {})
@@ -266,37 +264,37 @@ class Replica:
         while self.done < number:
             self.done += 1
             worker, body, payload = self.log[self.done]
-            self._carried[worker] = body[1]
-            self.transfers.goes_on(body[0])
+            self._last_done[worker] = body[1]
+            self.transfers.request_done(body[0])
             # The log's tensors stay as they are, for copies that may need them yet.
             self.server.handle(worker, body, [x.clone() for x in payload])
         if self._peeks:
             self._answer_peeks()
 
     def forget(self, number: int) -> None:
-        """Every copy has the requests up to `number`. One that comes back will need what follows
-        its snapshot."""
-        until = min(number, self.done, math.inf if self._kept is None else self._kept)
+        """Drop the requests up to `number`, which every copy has, but none that follows a snapshot
+        that was sent."""
+        until = min(number, self.done, math.inf if self._snapshot_at is None else self._snapshot_at)
         while self.log and (first := next(iter(self.log))) <= until:
             del self.log[first]
 
     def acknowledge(self, dst: int, number: int) -> None:
-        """Tell the copy before me how far I, and all after me, have come, unless it knows."""
-        if number > self._told:
-            self._told = number
+        """Acknowledge the requests up to `number` to `dst`, once."""
+        if number > self._last_ack:
+            self._last_ack = number
             self.endpoint.send(dst, ("ack", self.view.epoch, number))
 
     def _again(self, worker: int, body: tuple[Any, ...], payload: Payload) -> None:
-        """`worker` asks again for what is in the log: the copy that answers does so once more."""
+        """`worker` has repeated a request of the log: the copy that answers does so again."""
         if self.answers:
-            if body[1] <= self._carried.get(worker, 0):
+            if body[1] <= self._last_done.get(worker, 0):
                 self.server.answer_again(worker, body, payload)
         else:
             for dst in self.following:
                 self.endpoint.send(dst, ("again", self.view.epoch, worker, body), payload)
 
     def _answer_peeks(self) -> None:
-        """Answer peeks, as far as their keys are here."""
+        """Answer the peeks whose keys are here."""
         waiting, self._peeks = self._peeks, []
         for worker, body in waiting:
             asked, here = body[4], self.server.migration.moves

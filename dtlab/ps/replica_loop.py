@@ -25,12 +25,12 @@ def serve_replica(comm: Comm, endpoint: Endpoint, policy: Policy) -> Statistics:
     over, give_up = False, BEATS * policy.give_up_s / policy.lease_s
     while not over and unheard < give_up:
         if comm.now() >= beat_s:
-            endpoint.send(policy.master, ("beat", comm.now(), replica.had, *replica.left))
+            endpoint.send(policy.master, ("beat", comm.now(), replica.had, *replica.ended_workers))
             beat_s = comm.now() + policy.lease_s / BEATS
             unheard += 1
             replica.lapse()
             replica.give_up_silent()
-            replica.watch.look(replica.awaited())
+            replica.watch.check(replica.awaited())
         message = endpoint.receive(max(beat_s - comm.now(), 0.0))
         if message is None:
             continue
@@ -44,7 +44,7 @@ def serve_replica(comm: Comm, endpoint: Endpoint, policy: Policy) -> Statistics:
         elif src == policy.master:
             unheard = 0
             over = _obey(replica, body, endpoint, policy)
-        elif body[0] != "alive":
+        else:
             replica.dispatch(src, body, payload)
     for worker in () if over else policy.workers:
         endpoint.send(worker, ("lost", shard, replica.view.epoch, CUT_OFF))

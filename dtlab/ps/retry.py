@@ -20,35 +20,34 @@ class Requests:
 
     def __init__(self, endpoint: Endpoint, policy: Policy):
         self._endpoint, self._policy = endpoint, policy
-        looks = math.ceil(policy.give_up_s / (policy.look_s or math.inf))
+        looks = math.ceil(policy.give_up_s / (policy.check_interval_s or math.inf))
         self._watch = Watch(endpoint, policy.master, looks)
-        self._away = False  # the last call was not answered: see `leave`
+        self._away = False  # the last call raised `Unavailable`
         self.views = {server: View(0, copies) for server, copies in policy.copies.items()}
         self._open: dict[int, dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]]] = {
             server: {} for server in policy.copies}
         self.retries = 0
-        # Server → since which epoch no copy answers for it, and why; a copy that was given up long
-        # ago may say so, too, and not know of the others.
+        # Server → since which epoch no copy answers for it, and why.
         self._gone: dict[int, tuple[int, str]] = {}
 
     def send(self, server: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor]) -> None:
-        """Ask `server`: the copy that leads; with ("peek", …) any, to share the load."""
+        """Send a request to the head of `server`; ("peek", …) to any copy, to share the load."""
         if self._away:
             self._away = False
             self._endpoint.send(self._policy.master, ("back",))
         self._open[server][body[1]] = body, payload
-        self._endpoint.send(self._whom(server, body), body, payload)
+        self._endpoint.send(self._copy_to_ask(server, body), body, payload)
 
-    def answered(self, src: int, server: int, body: tuple[Any, ...]) -> bool:
-        """Forget a request, whose answer has come from `src`; unless that is a refusal by one that
-        leads no more, for another has been asked since. Returns whether it counts."""
+    def accept_reply(self, src: int, server: int, body: tuple[Any, ...]) -> bool:
+        """Forget the request that `src` has answered. False: the reply is a refusal by a former
+        leader, which does not count."""
         self._watch.heard(src)
         if isinstance(body[2], str) and src != self.views[server].head:
             return False
         del self._open[server][body[1]]
         return True
 
-    def hear(self, src: int, body: tuple[Any, ...]) -> None:
+    def on_message(self, src: int, body: tuple[Any, ...]) -> None:
         """("view", server, epoch, members), ("lost", server, epoch, why) or ("alive",)."""
         self._watch.heard(src)
         if body[0] == "alive":
@@ -66,15 +65,15 @@ class Requests:
             del self._gone[server]
         for body, payload in list(self._open[server].values()):
             self.retries += 1
-            self._endpoint.send(self._whom(server, body), body, payload)
+            self._endpoint.send(self._copy_to_ask(server, body), body, payload)
 
     def check(self) -> None:
-        """No message is left to process. Raises `Unavailable` if no copy is there to answer, or
-        neither a copy nor the master can be reached."""
+        """Raise `Unavailable` if no copy of a server is left, or if neither a copy that this worker
+        waits for nor the master has answered for long."""
         for server, (_, why) in self._gone.items():
             if self._open[server]:
                 raise Unavailable(f"rank {self._endpoint.comm.rank}: {why.format(server)}")
-        silent = self._watch.look(self._awaited())
+        silent = self._watch.check(self._awaited())
         if silent is not None:
             raise Unavailable(
                 f"rank {self._endpoint.comm.rank}: neither rank {silent}, for whose answer it "
@@ -82,26 +81,26 @@ class Requests:
                 f"{2 * self._policy.give_up_s:g} s; they have died, or the links to them carry "
                 f"nothing any more")
 
-    def leave(self) -> None:
-        """`Unavailable` is raised: perhaps the worker ends. The master waits for it no longer than
-        for any rank that is silent, unless it asks for something else."""
+    def on_unavailable(self) -> None:
+        """Tell the master that this worker raises `Unavailable`, so that it does not wait for the
+        worker to finish, until the worker's next request."""
         self._away = True
         self._endpoint.send(self._policy.master, ("leave",))
-        self._endpoint.let_go()
+        self._endpoint.detach_all()
 
     def _awaited(self) -> dict[int, tuple[int, int]]:
-        """The copies without which requests stay open: who takes them, and who answers them."""
+        """The copies that must take or answer the open requests, see `Watch.check`."""
         awaited = {}
         for server, requests in self._open.items():
             view = self.views[server]
             for body, _ in requests.values():
                 rule = self._policy.replication
                 assert rule is not None
-                for rank in (self._whom(server, body), rule.answers(view)):
+                for rank in (self._copy_to_ask(server, body), rule.answers(view)):
                     awaited[rank] = server, view.epoch
         return awaited
 
-    def _whom(self, server: int, body: tuple[Any, ...]) -> int:
+    def _copy_to_ask(self, server: int, body: tuple[Any, ...]) -> int:
         view = self.views[server]
         if body[0] == "peek":
             number: int = body[1]

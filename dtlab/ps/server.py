@@ -1,6 +1,6 @@
-"""A server: it takes requests one by one, and each changes its state or is answered, or both.
+"""A server: a state machine that carries out requests one by one.
 
-Consistency says when, the update rule says what; here is only the order of things.
+The consistency decides when pulls are answered and updates made, the update rule what they do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
 from dtlab.ps.partition import Key, Spec, has_data
 from dtlab.ps.policy import Policy
-from dtlab.ps.server_state import Held, Outbox, ServerState
+from dtlab.ps.server_state import HeldPull, Outbox, ServerState
 from dtlab.ps.statistics import Statistics
 from dtlab.ps.store import NOW, Entry, joined
 
@@ -32,7 +32,7 @@ class Server(ServerState):
         self.migration = Migration(number)
 
     def handle(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
-        """Do what a message asks for. Bodies: see the methods named after them."""
+        """Carry out a message: ("pull", …) calls `_pull`, and so on."""
         if src in self.lost:
             self.reply(src, body[1], GIVEN_UP)
             return
@@ -61,11 +61,11 @@ class Server(ServerState):
         for entry, spec, value in zip(new, of, unpack(payload, sizes), strict=True):
             own = value.clone() if has_data([spec]) else torch.zeros_like(value)
             entry.value = own.view(-1, spec.width) if spec.table else own
-        self.made()
+        self.make_keys()
 
-    def made(self) -> None:
+    def make_keys(self) -> None:
         """Make the keys once every worker has called init."""
-        if self.inits and self.inits.keys() >= self.clocks.of.keys():
+        if self.inits and self.inits.keys() >= self.clocks.running.keys():
             first = self.policy.workers[0]
             if first not in self.inits:
                 why = "died" if first in self.lost else "finished"
@@ -86,17 +86,17 @@ class Server(ServerState):
         if src not in self._began:
             self._began.add(src)
             self.clocks.catch_up(src)
-        clock = self.clocks.of[src]
+        clock = self.clocks.running[src]
         counts = [(torch.int64, count) for count in body[3] if count is not None]
-        pull = Held(src, body, unpack(payload, counts), self.comm.now())
+        pull = HeldPull(src, body, unpack(payload, counts), self.comm.now())
         if clock <= self.policy.consistency.limit(self.clocks):
             self._answer(pull)
         else:
             self.held.setdefault(clock, []).append(pull)
 
-    def _answer(self, pull: Held) -> None:
+    def _answer(self, pull: HeldPull) -> None:
         src, (_, number, runs, counts) = pull.worker, pull.body
-        self.unheard[src] = 0  # it was not silent, we were
+        self.unheard[src] = 0  # it waited for this server
         rows, seen = iter(pull.rows), self.statistics
         values = []
         for run, count in zip(runs, counts, strict=True):
@@ -104,7 +104,7 @@ class Server(ServerState):
             values.append(joined([entry.pull(src, some) for entry in self.store.at(run)]))
             seen.load.update(self.store.keys(run))
         seen.pulls += 1
-        seen.ahead[int(self.clocks.of[src] - self.clocks.slowest)] += 1
+        seen.ahead[int(self.clocks.running[src] - self.clocks.slowest)] += 1
         seen.waits[src] = seen.waits.get(src, 0.0) + self.comm.now() - pull.since_s
         self.reply(src, number, None, values)
 
@@ -120,7 +120,7 @@ class Server(ServerState):
         self.peek(self.outbox, src, body)
 
     def answer_again(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
-        """A request that has been carried out, whose answer may be lost."""
+        """Answer a request that has been carried out, as its answer may be lost."""
         what, number = body[:2]
         if src in self.lost:
             self.reply(src, number, GIVEN_UP)
@@ -154,7 +154,7 @@ class Server(ServerState):
             w = entries[0].value
             numel = self.store.index.numel(run) if count is None else count * w.shape[1]
             sizes.append((w.dtype, numel))
-        self.reply(src, number)  # at once: what is asked after this is asked after the update, too
+        self.reply(src, number)  # before the update: later requests are carried out after it
         parts = unpack(payload, sizes)
         first = len(parts) - len(runs)
         rows = iter(parts[:first])
@@ -166,12 +166,12 @@ class Server(ServerState):
             numels = [entry.value.numel() for entry in entries]
             for entry, its in zip(entries, g.split(numels) if len(numels) > 1 else [g],
                                   strict=True):
-                self._take(src, entry, its, some, weight)
+                self._add_gradient(src, entry, its, some, weight)
 
-    def _take(self, src: int, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
+    def _add_gradient(self, src: int, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
               weight: float) -> None:
-        """One entry of a push: drop it, keep it for later, or make the update."""
-        clock = self.clocks.of[src]
+        """Add the gradient of one entry of a push, and make the update if it is complete."""
+        clock = self.clocks.running[src]
         if not self._group and clock < self.clocks.closed:
             self.statistics.dropped += entry.count
             return
@@ -191,33 +191,31 @@ class Server(ServerState):
 
     def _finish(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("finish", number)."""
-        if src in self.clocks.of:  # else it was refused, and asks once more
-            for clock, pulls in self.held.items():  # which it has not waited for
-                self.held[clock] = [pull for pull in pulls if pull.worker != src]
+        if src in self.clocks.running:  # else it was refused, and asks once more
             self._leave(src)
         self.reply(src, body[1])
 
     def _move(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("move", number, servers that shall hold keys from now on), from each worker."""
-        self.migration.ask(self, src, body[1], body[2])
+        self.migration.request(self, src, body[1], body[2])
 
     def _shards(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """Take from another server what moves here: see `Migration`."""
-        self.migration.take(self, body, payload)
+        self.migration.receive(self, body, payload)
 
-    def _here(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
-        """("here", 0): a worker that waits for another server, and was asked, lives."""
+    def _alive(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+        """("alive", 0): a worker's answer to ("probe",), see `failures.silent_workers`."""
 
     def _lose(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("lose", number): `src` is lost. From the copy that leads."""
-        if src in self.clocks.of:
+        if src in self.clocks.running:
             self.lose(src)
 
     # ---- what follows from it -------------------------------------------------------------------
 
     def give_up_silent(self, endpoint: Endpoint) -> None:
         """Called now and then: go on without workers that have died or fallen silent."""
-        for worker in failures.silent(self, endpoint):
+        for worker in failures.silent_workers(self, endpoint):
             self.lose(worker)
 
     def lose(self, worker: int) -> None:
@@ -226,10 +224,13 @@ class Server(ServerState):
         self._leave(worker)
 
     def _leave(self, worker: int) -> None:
-        """Nobody waits for `worker` any more: neither pulls, nor an init, nor a move."""
+        """`worker` has finished or is lost: drop its pulls, and let those of others, an init, a
+        move go on without it."""
+        for clock, pulls in self.held.items():
+            self.held[clock] = [pull for pull in pulls if pull.worker != worker]
         self.clocks.leave(worker)
-        self.made()
-        self.migration.begin(self)
+        self.make_keys()
+        self.migration.start_if_all_asked(self)
         self.advance()
 
     def advance(self) -> None:
@@ -251,17 +252,17 @@ class Server(ServerState):
                 self._answer(pull)
 
     def snapshot(self) -> dict[str, Any]:
-        """All that decides what this server does from here on, to be pickled at once."""
+        """The whole state, by name, to be pickled at once."""
         return {name: vars(self)[name] for name in _STATE}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from another's snapshot."""
+        """Take the state from another copy's snapshot."""
         vars(self).update(snapshot)
 
     def account(self, endpoint: Endpoint) -> Statistics:
         """The statistics, completed."""
         seen = self.statistics
-        seen.clocks = {**self.clocks.ended, **self.clocks.of}
+        seen.clocks = {**self.clocks.finished, **self.clocks.running}
         seen.closed, seen.lost_workers = self.clocks.closed, self.lost
         seen.resumed = self.resumed or 0
         seen.unused = sum(s.count * e.count for e in self.store.entries for s in e.sums.values())

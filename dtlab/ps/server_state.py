@@ -27,11 +27,11 @@ class Outbox(Protocol):
     def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
         """Send a message."""
 
-    def lends(self, x: torch.Tensor) -> bool:
+    def is_sending(self, x: torch.Tensor) -> bool:
         """Is `x` being sent, so that it must stay as it is?"""
 
 
-class Held(NamedTuple):
+class HeldPull(NamedTuple):
     """A pull that waits for others' clocks."""
 
     worker: int
@@ -54,11 +54,11 @@ class ServerState:
         self.active = policy.active
         self.statistics = Statistics(comm.rank)
         self._group = policy.consistency.group(len(policy.workers))
-        self.held: dict[int, list[Held]] = {}  # by the clock of the worker
+        self.held: dict[int, list[HeldPull]] = {}  # by the clock of the worker
         self._began: set[int] = set()  # workers that have pulled in this iteration
         self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
         self.unheard: Counter[int] = Counter()  # worker → looks in vain: see `failures.silent`
-        self.look_s = 0.0  # when to look again
+        self.check_interval_s = 0.0  # when to look again
         self.lost: list[int] = []  # workers that were given up: their clocks don't count any more
         self.resumed: int | None = None  # the clock of the checkpoint to go on from; 0: of none
         self.found: list[Any] | None = None  # what stands there of keys that are not made yet
@@ -67,7 +67,7 @@ class ServerState:
     @property
     def over(self) -> bool:
         """Has every worker finished?"""
-        return not self.clocks.of
+        return not self.clocks.running
 
     def reply(self, dst: int, number: int, more: Any = None,
               tensors: Sequence[torch.Tensor] = ()) -> None:
@@ -76,7 +76,7 @@ class ServerState:
 
     def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
         """Make an update, on a copy of the weights if these are still being sent."""
-        if self.outbox.lends(entry.value):
+        if self.outbox.is_sending(entry.value):
             entry.value = entry.value.clone()
         entry.update(bucket, absent)
         self.statistics.updates += entry.count

@@ -23,7 +23,7 @@ class Slot(NamedTuple):
 
     run: Run
     keys: list[Key]
-    which: Sequence[int]
+    which: list[int]
     numels: list[int]
     where: Any = None
 
@@ -51,9 +51,7 @@ class Plan(NamedTuple):
             flat = x.view(spec.units, spec.width) if spec.table else x.view(-1)
             flat = flat.detach() if flat.requires_grad else flat
             return Slice(slot.run, slot.keys, flat, slot.where)
-        all_of_them = slot.which == range(len(tensors))
-        xs = tensors if all_of_them else [tensors[i] for i in slot.which]
-        return Bundle(slot.run, slot.keys, xs, slot.numels)
+        return Bundle(slot.run, slot.keys, [tensors[i] for i in slot.which], slot.numels)
 
 
 class Buffer(Mapping[Key, torch.Tensor]):
@@ -62,14 +60,14 @@ class Buffer(Mapping[Key, torch.Tensor]):
     def __init__(self, plan: Plan, device: torch.device):
         self.plan = plan
         xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in plan.specs]
-        spots: dict[tuple[int, Run], torch.Tensor] = {}
+        buffers: dict[tuple[int, Run], torch.Tensor] = {}
         for server, slots in plan.slots.items():
             for slot in slots:
                 if len(slot.keys) > 1:
                     dtype = plan.dtypes[slot.which[0]]
-                    spot = torch.empty(sum(slot.numels), dtype=dtype, device=device)
-                    spots[server, slot.run] = spot
-                    views = torch.unsafe_split_with_sizes(spot, slot.numels)
+                    buffer = torch.empty(sum(slot.numels), dtype=dtype, device=device)
+                    buffers[server, slot.run] = buffer
+                    views = torch.unsafe_split_with_sizes(buffer, slot.numels)
                     for i, view in zip(slot.which, views, strict=True):
                         xs[i] = view.view(plan.shapes[i])
         self.tensors = dict(zip(plan.keys, xs, strict=True))
@@ -77,7 +75,7 @@ class Buffer(Mapping[Key, torch.Tensor]):
         for server, found in self.slices.items():
             for each in found:
                 if isinstance(each, Bundle):
-                    each.spot = spots[server, each.run]
+                    each.receive_buffer = buffers[server, each.run]
 
     def __getitem__(self, key: Key) -> torch.Tensor:
         return self.tensors[key]
@@ -125,7 +123,7 @@ class ShardMap:
         if plan is None:
             if len(self._plans) >= PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[keys] = self._made(rank, keys)
+            plan = self._plans[keys] = self._new_plan(rank, keys)
         return plan
 
     def some_rows(self, key: Key, index: torch.Tensor, x: torch.Tensor,
@@ -140,7 +138,7 @@ class ShardMap:
             here = np.flatnonzero(_within(numbers, units))
             if len(here) or tell_all:
                 rows = positions(numbers[here], units)
-                number = self.index[server].of[key]
+                number = self.index[server].number_of[key]
                 where = torch.from_numpy(here) if len(here) < len(x) else slice(0, len(x))
                 part = Slice((number, number + 1), [key], x, where, rows)
                 found[server] = [part]
@@ -149,14 +147,14 @@ class ShardMap:
     def _number(self, server: int, shards: list[Shard]) -> list[Shard]:
         index = self.index.setdefault(server, KeyIndex())
         index.add(shards)
-        return sorted(shards, key=lambda shard: index.of[shard.key])
+        return sorted(shards, key=lambda shard: index.number_of[shard.key])
 
-    def _made(self, rank: int, keys: tuple[Key, ...]) -> Plan:
-        specs = [checks.known(rank, key, self.specs) for key in keys]
+    def _new_plan(self, rank: int, keys: tuple[Key, ...]) -> Plan:
+        specs = [checks.spec_of(rank, key, self.specs) for key in keys]
         wanted: dict[int, list[tuple[int, int, Any]]] = {}  # by server: number, which, where
         for i, key in enumerate(keys):
             for server, units in self.shards[key]:
-                number = self.index[server].of[key]
+                number = self.index[server].number_of[key]
                 where = positions(units, range(specs[i].units))
                 wanted.setdefault(server, []).append((number, i, where))
         slots = {}
@@ -168,9 +166,7 @@ class ShardMap:
                     not has_data(specs), slots, self.age)
 
     def _slot(self, index: KeyIndex, run: Run, by_number: dict[int, tuple[int, Any]]) -> Slot:
-        which: Sequence[int] = [by_number[number][0] for number in range(*run)]
-        if which == [*range(len(which))]:
-            which = range(len(which))
+        which = [by_number[number][0] for number in range(*run)]
         return Slot(run, index.keys[slice(*run)], which, index.numels(run), by_number[run[0]][1])
 
 
@@ -188,7 +184,7 @@ def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -
             and all(map(is_, map(dtype, tensors), plan.dtypes))
             and {*map(attrgetter("is_meta"), tensors)} <= {plan.is_meta}):
         for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
-            checks.fits(rank, verb, key, x, spec)
+            checks.check_fit(rank, verb, key, x, spec)
 
 
 def check_contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:

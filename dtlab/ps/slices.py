@@ -41,7 +41,7 @@ class Slice:
         return self.x[self.where].reshape(-1)
 
     @cached_property
-    def spot(self) -> torch.Tensor | None:
+    def receive_buffer(self) -> torch.Tensor | None:
         """Where the slice can be received into directly; None: nowhere."""
         if not isinstance(self.where, slice):
             return None
@@ -65,13 +65,13 @@ class Slice:
 @dataclass
 class Bundle:
     """The same for several small keys of a run. xs: theirs, contiguous; numels: their elements.
-    spot: the memory in which they lie end to end, if they do."""
+    receive_buffer: the memory in which they lie end to end, if they do."""
 
     run: Run
     keys: Sequence[Key]
     xs: Sequence[torch.Tensor]
     numels: Sequence[int]
-    spot: torch.Tensor | None = None
+    receive_buffer: torch.Tensor | None = None
 
     @cached_property
     def size(self) -> Size:
@@ -81,8 +81,8 @@ class Bundle:
     @torch.no_grad()
     def read(self) -> torch.Tensor:
         """End to end; a copy unless they lie so already."""
-        if self.spot is not None:
-            return self.spot
+        if self.receive_buffer is not None:
+            return self.receive_buffer
         return torch.cat(self._flat())
 
     @torch.no_grad()
@@ -117,8 +117,8 @@ def write_all(slices: Slices, payload: list[torch.Tensor]) -> None:
     """Put a reply in its place, what has not been received there."""
     sizes = [each.size for each in slices]
     values = unpack(payload, sizes)
-    for x, group, spot in zip(payload, grouped(sizes), spots(slices), strict=True):
-        if spot is not x:
+    for x, group, buffer in zip(payload, grouped(sizes), receive_buffers(slices), strict=True):
+        if buffer is not x:
             for i in group:
                 slices[i].write(values[i])
 
@@ -128,18 +128,13 @@ def row_numbers(slices: Slices) -> Iterator[torch.Tensor]:
     return (each.rows for each in slices if isinstance(each, Slice) and each.rows is not None)
 
 
-def runs(slices: Iterable[Slice | Bundle]) -> tuple[Run, ...]:
-    """Return the runs by which a request names them."""
-    return tuple(each.run for each in slices)
-
-
 def counts(slices: Iterable[Slice | Bundle]) -> tuple[int | None, ...]:
     """Count the rows of each that are asked for; None: all that the server holds."""
     return tuple(len(each.rows) if isinstance(each, Slice) and each.rows is not None else None
                  for each in slices)
 
 
-def spots(slices: Slices) -> list[torch.Tensor | None]:
+def receive_buffers(slices: Slices) -> list[torch.Tensor | None]:
     """Return for each tensor of a reply with these slices a place to receive it; None: anywhere."""
     groups = grouped([each.size for each in slices])
-    return [slices[group[0]].spot if len(group) == 1 else None for group in groups]
+    return [slices[group[0]].receive_buffer if len(group) == 1 else None for group in groups]

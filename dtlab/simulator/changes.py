@@ -9,27 +9,27 @@ from dtlab.topology import Change, Topology
 
 
 class Changes:
-    """The changes that are still to come, and the state of the links that they are about."""
+    """The changes to come, and the present state of the links that have changed."""
 
     def __init__(self, topology: Topology):
         self._topology = topology
-        # The last is due first; of two at one moment, the one that was given first.
-        self._coming: list[Change] = sorted(topology.changes, key=lambda c: c.at_s)[::-1]
+        # The last is due first; of two at one instant, the one that was given first.
+        self._pending: list[Change] = sorted(topology.changes, key=lambda c: c.at_s)[::-1]
         self._bandwidth_Bps: dict[int, float] = {}
         self._load_Bps: dict[int, float] = {}  # others' traffic
         self._latency_s: dict[int, float] = {}
-        self.slower_s: dict[int, float] = {}  # latency of a link, more than the topology says
+        self.extra_latency_s: dict[int, float] = {}  # by link: added to the topology's
 
     @property
     def next_s(self) -> float:
-        """When the next one is due; infinity: none is."""
-        return self._coming[-1].at_s if self._coming else math.inf
+        """The time of the next change; infinity if there is none."""
+        return self._pending[-1].at_s if self._pending else math.inf
 
     def due(self, now_s: float) -> Iterator[tuple[int, float, float]]:
-        """(link, its capacity from now on in bytes per second, its latency's growth in seconds) for
-        each change that is due."""
+        """Apply the changes up to `now_s`. Yields for each (link, its new capacity in bytes per
+        second, the growth of its latency in seconds)."""
         while self.next_s <= now_s:
-            change = self._coming.pop()
+            change = self._pending.pop()
             link = change.link
             if change.bandwidth_Bps is not None:
                 self._bandwidth_Bps[link] = change.bandwidth_Bps
@@ -39,7 +39,7 @@ class Changes:
             if change.latency_s is not None:
                 growth_s = change.latency_s - self._latency_of(link)
                 self._latency_s[link] = change.latency_s
-                self.slower_s[link] = self.slower_s.get(link, 0.0) + growth_s
+                self.extra_latency_s[link] = self.extra_latency_s.get(link, 0.0) + growth_s
             yield link, max(bandwidth_Bps - load_Bps, 0.0), growth_s
 
     def _latency_of(self, link: int) -> float:

@@ -1,7 +1,6 @@
-"""Ranks that die while others go on: whose connections are closed, and who forms the next
-communicator (`Comm.shrink`).
+"""Ranks that die while others go on: which connections close, and who is in the next communicator.
 
-The k-th *generation* of communicators is made of the communicator that the k-th shrink returned.
+The communicators of *generation* k descend from the one that the k-th `Comm.shrink` returned.
 """
 
 from __future__ import annotations
@@ -24,59 +23,59 @@ class Deaths:
                  restart_s: float | None, start: Callable[[int], Strand]):
         self._engine, self._detect_s, self._restart_s = engine, detect_s, restart_s
         self._start = start
-        self._generations = [0] * ranks  # in which each rank is
-        self._last_generation = 0, list(range(ranks))  # the last generation, and its ranks
-        self._members = set(range(ranks))  # those of them that neither died nor returned
-        self._asking: dict[int, Strand] = {}  # ranks that have called shrink, or are new
+        self._generations = [0] * ranks  # by rank
+        self._last_generation = 0, list(range(ranks))  # its number, and its ranks
+        self._members = set(range(ranks))  # its ranks that have neither died nor returned
+        self._shrinking: dict[int, Strand] = {}  # by rank: it has called shrink, or was restarted
 
-    def died(self, rank: int) -> None:
+    def rank_died(self, rank: int) -> None:
         """`rank` has just crashed."""
-        now, agenda = self._engine.now, self._engine.agenda
+        now, events = self._engine.now, self._engine.events
         if self._detect_s is not None:
             number = self._generations[rank]
-            agenda.at(now + self._detect_s).calls.append(lambda: self.close(number, rank))
+            events.at(now + self._detect_s).calls.append(lambda: self.disconnect(number, rank))
         if self._restart_s is not None and self._members:
-            agenda.at(now + self._restart_s).calls.append(lambda: self._restart(rank))
-        self.left(rank)
+            events.at(now + self._restart_s).calls.append(lambda: self._restart(rank))
+        self.rank_ended(rank)
 
-    def left(self, rank: int) -> None:
-        """`rank` has died or returned: nobody need wait for it to shrink."""
+    def rank_ended(self, rank: int) -> None:
+        """`rank` has died or returned: `shrink` does not wait for it."""
         self._members.discard(rank)
-        self._asking.pop(rank, None)
-        self._new_group_if_all_ask()
-        if not self._members:  # those that were started anew have nobody to join
-            for new in [*self._asking]:
-                self._engine.crash(new)
+        self._shrinking.pop(rank, None)
+        self._shrink_if_all_called()
+        if not self._members:
+            for restarted in [*self._shrinking]:  # they have nobody to join
+                self._engine.crash(restarted)
 
     def joining(self) -> bool:
-        """Does a rank that was started anew wait for the others?"""
-        return bool(self._asking.keys() - self._members)
+        """Does a restarted rank wait for the others?"""
+        return bool(self._shrinking.keys() - self._members)
 
     def shrink(self, rank: int) -> tuple[int, list[int]]:
-        """Wait, on the strand of `rank`, for all that live. Returns the number of the new
-        generation, and its ranks."""
+        """Block the strand of `rank` until all living ranks have called this. Returns the number of
+        the new generation, and its ranks."""
         engine, strand = self._engine, self._engine.running
         if rank in self._members:
-            self.close(self._generations[rank], rank)
+            self.disconnect(self._generations[rank], rank)
             for work in [work for work in engine.unwaited if work.rank == rank]:
                 work._detach()
         if not self._members:
-            raise Crashed  # started anew, when nobody is left to join
-        self._asking[rank] = strand
-        self._new_group_if_all_ask()
-        if rank in self._asking:
+            raise Crashed  # a restarted rank with nobody to join
+        self._shrinking[rank] = strand
+        self._shrink_if_all_called()
+        if rank in self._shrinking:
             strand.waits_for = "shrink"
             engine.wait_for(self, "")
         return self._last_generation
 
-    def _new_group_if_all_ask(self) -> None:
-        if self._members and self._members <= self._asking.keys():
-            self._members = set(self._asking)
+    def _shrink_if_all_called(self) -> None:
+        if self._members and self._members <= self._shrinking.keys():
+            self._members = set(self._shrinking)
             number, ranks = self._last_generation[0] + 1, sorted(self._members)
             self._last_generation = number, ranks
-            for rank in ranks:  # before any of them goes on: a stream of one may crash first
+            for rank in ranks:  # before any of them runs: a stream may crash first
                 self._generations[rank] = number
-            asking, self._asking = self._asking, {}
+            asking, self._shrinking = self._shrinking, {}
             for _, strand in sorted(asking.items()):
                 if strand is not self._engine.running:
                     self._engine.wake(strand)
@@ -85,49 +84,49 @@ class Deaths:
         self._engine.crashed.discard(rank)
         self._engine.add_strand(self._start(rank))
 
-    def close(self, number: int, rank: int) -> None:
-        """Let nothing get through any more between `rank` and others of that generation; those who
-        wait for it wait in vain, and what was on its way changes nothing."""
+    def disconnect(self, number: int, rank: int) -> None:
+        """Close the channels between `rank` and others in generation `number`. Strands that wait
+        for it raise `RankDied`; messages under way are not delivered."""
         engine = self._engine
         engine.channels.close(number, rank)
         for work in engine.unwaited:
-            _cut([message] if (message := getattr(work, "message", None)) else [])
+            _drop_closed([message] if (message := getattr(work, "message", None)) else [])
         for strand in engine.strands:
             if strand.done:
                 continue
             waits = open_messages(strand)
-            cut = _cut(waits) and (strand.awaits is ANY or strand.awaits in waits)
-            if (cut or _is_open(strand.waits_for)) and strand.awaits is not None:
-                strand.awaits = None
-                engine.wake(strand)  # once: what has come has woken it already
+            closed = _drop_closed(waits) and (strand.wakes_on is ANY or strand.wakes_on in waits)
+            if (closed or _is_open(strand.waits_for)) and strand.wakes_on is not None:
+                strand.wakes_on = None  # so that nothing wakes it twice
+                engine.wake(strand)
 
     def check(self, strand: Strand) -> None:
-        """Raise `RankDied` if the strand waits for a message that can't come any more."""
+        """Raise `RankDied` if the strand waits for a message of a closed channel."""
         for message in open_messages(strand):
             if message.channel.closed and not isinstance(strand.waits_for, list):
-                raise broken(strand.rank, message.channel.src, message.channel.dst)
+                raise connection_broken(strand.rank, message.channel.src, message.channel.dst)
 
-    def closed(self, context: tuple[object, ...], ranks: Sequence[int]) -> int | None:
-        """One of `ranks` whose connections in that context's generation are closed, if any is."""
+    def disconnected(self, context: tuple[object, ...], ranks: Sequence[int]) -> int | None:
+        """Return the first of `ranks` that is disconnected in the generation of `context`."""
         number = generation(context)
         return next((r for r in ranks if (number, r) in self._engine.channels.closed), None)
 
 
 def _is_open(call: object) -> bool:
-    """Is it one that not all ranks have made?"""
+    """Is `call` an agreement that some rank has not called?"""
     return isinstance(call, Agreement) and len(call.made) < len(call.ranks)
 
 
-def _cut(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
-    """Have messages across a closed channel arrive nowhere any more. Returns those."""
+def _drop_closed(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
+    """Drop the messages of closed channels: they will not be delivered. Returns them."""
     closed = [message for message in messages if message.channel.closed]
     for message in closed:
         message.into = None
     return closed
 
 
-def broken(rank: int, *ends: int) -> RankDied:
-    """The error of `rank`, which has waited for a message between these two."""
+def connection_broken(rank: int, *ends: int) -> RankDied:
+    """Return the error of `rank`, which waits for a message between the ranks `ends`."""
     peer = next(end for end in ends if end != rank)
     who = "a rank" if peer == ANY_SOURCE else f"rank {peer}"
     return RankDied(f"rank {rank}: the connection to {who} has broken", peer)

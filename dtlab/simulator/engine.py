@@ -1,7 +1,7 @@
-"""The engine: one clock, one agenda of what happens next, and the rule that time moves only when
-every rank waits.
+"""The engine: one clock, one queue of events, and the rule that time moves only when every rank
+waits.
 
-A message lives through: *posted* by one side; *matched* when the other side posts too; *started*
+The states of a message: *posted* by one side; *matched* when the other side posts too; *started*
 as soon as its sender's port is free; *moving* once its latency has passed; *arrived*. Ties are
 broken by order of posting, so that equal inputs give equal traces, bit for bit.
 
@@ -25,8 +25,8 @@ import torch
 
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.ranks.matching import check_match, describe
-from dtlab.simulator.agenda import Agenda
 from dtlab.simulator.changes import Changes
+from dtlab.simulator.event_queue import EventQueue
 from dtlab.simulator.messages import Channels, PendingMessage, put
 from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Strand
@@ -34,8 +34,8 @@ from dtlab.simulator.waiting import CRASHED, hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
 
-TAKEN = object()  # in the place of a delivered message's tensors
-ANY = object()  # what a strand awaits that waits for any of `Strand.any_of`
+DELIVERED = object()  # replaces a delivered message's tensors, so that they may be freed
+ANY = object()  # `Strand.wakes_on` of a strand that waits for any of `Strand.any_of`
 
 
 class Engine:
@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, topology: Topology, *, gamma: float, eager_bytes: float, trace: bool):
         self.topology = topology
         self.gamma = gamma
-        self.eager_bytes = eager_bytes or -1  # even empty messages wait for their receivers
+        self.eager_bytes = eager_bytes or -1  # so that not even empty messages are eager
         self.now = 0.0
         self.order = 0  # of the last message or receive that was posted
         self.stopping = False
@@ -63,17 +63,17 @@ class Engine:
         self._network = Network(topology)
         self._overhead_s = topology.overhead_s
         self._port_free_s = [0.0] * topology.ranks  # when each rank can start another message
-        self._matched: list[PendingMessage] = []  # at this instant
+        self.matched: list[PendingMessage] = []  # at this instant, or sent eagerly
         self._ready: deque[Strand] = deque()
-        self.agenda = Agenda()
+        self.events = EventQueue()
         self._changes = Changes(topology)
-        self.channels = Channels(topology, self._changes.slower_s)
+        self.channels = Channels(topology, self._changes.extra_latency_s)
         self._change_s = self._changes.next_s
         for change in topology.changes:
-            self.agenda.at(change.at_s)
-        self._begun = False
+            self.events.at(change.at_s)
+        self._started = False
         self._limit_s: float | None = None  # of real time
-        self._broken: BaseException | None = None  # why `next_strand` gave up
+        self._error: BaseException | None = None  # raised inside `next_strand`
 
     # ---- the clock -----------------------------------------------------------------------------
 
@@ -92,18 +92,18 @@ class Engine:
                 strand.stop()
 
     def _drive(self) -> None:
-        for strand in self.strands[:]:  # the first steps of each; none hands over meanwhile
+        for strand in self.strands[:]:  # up to the first pause of each
             self.running = strand
             strand.resume()
             if self.stopping:
                 return
-        self._begun = True
+        self._started = True
         while following := self.next_strand():
             following.resume()
-        if isinstance(self._broken, RunTimeout):
-            raise RunTimeout(str(self._broken), table(self.strands))
-        if self._broken is not None:
-            raise self._broken
+        if isinstance(self._error, RunTimeout):
+            raise RunTimeout(str(self._error), table(self.strands))
+        if self._error is not None:
+            raise self._error
         if not self.stopping and any(strand.is_busy() for strand in self.strands):
             why = self._failed_links() or hint(self.strands)
             stuck = Deadlock("deadlock: every rank that is left waits for another" + why,
@@ -117,7 +117,7 @@ class Engine:
         """Add a strand of the running rank, which runs `body` as soon as the running one pauses."""
         rank = self.running.rank
         self._streams[rank] += 1
-        return self.add_strand(self.running.beside(self._streams[rank], body))
+        return self.add_strand(self.running.new_strand(self._streams[rank], body))
 
     def add_strand(self, strand: Strand) -> Strand:
         """Begin `strand` at this instant. Returns it."""
@@ -131,13 +131,13 @@ class Engine:
         self.stopping = True
 
     def crash(self, rank: int) -> None:
-        """`rank` and its streams end without a word. What they have posted still arrives."""
+        """End `rank` and its streams at once. What they have posted still arrives."""
         self.crashed.add(rank)
         for strand in self.strands:
             if strand.rank == rank:
                 self.end_wait(strand)
                 strand.done, strand.waits_for = True, CRASHED
-        self.deaths.died(rank)
+        self.deaths.rank_died(rank)
 
     def _failed_links(self) -> str:
         """Name the failed links that messages wait for, in words; "" if none."""
@@ -146,13 +146,10 @@ class Engine:
         return f": messages wait for a link that has failed: {links}" if links else ""
 
     def next_strand(self) -> Strand | None:
-        """The strand to go on next, once the clock has moved as far as it takes. None: there is
-        none, for all are done, or for a reason that `run` will raise.
-
-        Called by the strand that pauses, so that control passes from strand to strand directly.
-        """
+        """Move the clock until a strand can run, and return it. None: all are done, or all are
+        stuck, or `run` will raise `_error`. Called by the strand that pauses."""
         ready = self._ready
-        if self.stopping or not self._begun:
+        if self.stopping or not self._started:
             return None
         try:
             while True:
@@ -164,39 +161,38 @@ class Engine:
                 if not following.done:  # else its rank has crashed
                     self.running = following
                     return following
-        except RecursionError as error:  # that rank's own calls have used up the stack
+        except RecursionError as error:  # the rank's own calls have used up the stack
             self.fail(self.running.rank, error)
             return None
-        except BaseException as error:  # must not surface in the rank that happened to pause
-            self._broken, self.stopping = error, True
+        except BaseException as error:  # not for the rank that happened to pause
+            self._error, self.stopping = error, True
             return None
 
     def _pass_time(self) -> None:
-        """Move the clock on until a strand can go on, or nothing is due any more."""
-        torch.set_grad_enabled(False)  # bytes that arrive leave no history; strands set their own
-        network, ready, agenda = self._network, self._ready, self.agenda
+        """Move the clock until a strand can run, or no event is left."""
+        torch.set_grad_enabled(False)  # for delivery; strands restore their own
+        network, ready, events = self._network, self._ready, self.events
         while not ready:
             if self._limit_s is not None and time.monotonic() > self._limit_s:
                 raise RunTimeout("the simulation did not end within its limit of real time")
-            if self._matched:
+            if self.matched:
                 self._start_matched()
             arriving_s = -1.0
             for flow in network.settle(self.now):
                 if flow.end_s != arriving_s:  # as a rule many end at once
                     arriving_s = flow.end_s
-                    arriving = self.agenda.at(arriving_s).arriving
+                    arriving = self.events.at(arriving_s).arriving
                 arriving.append(flow)  # type: ignore[arg-type]
-            if not agenda:
+            if not events:
                 return
-            self.now, instant = agenda.pop()
+            self.now, instant = events.pop()
             now = self.now
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
             network.start(instant.entering, now)
             ready.extend(instant.waking)
-            if instant.timeouts is not None:
-                self._expire(instant.timeouts)
+            self._expire(instant.timeouts)
             for call in instant.calls:
                 call()
 
@@ -206,18 +202,18 @@ class Engine:
             self._network.change(link, capacity_Bps)
             if growth_s:
                 self.channels.slow_down(link, growth_s)
-                self.agenda.delay(link, self.now)
+                self.events.delay(link, self.now)
         self._change_s = self._changes.next_s
 
     def wake(self, strand: Strand) -> None:
-        """Let a paused strand go on at this instant."""
+        """Let a paused strand run at this instant."""
         self._ready.append(strand)
 
     def sleep(self, seconds: float) -> None:
-        """Pause the running strand for virtual `seconds`, in which it works."""
+        """Pause the running strand for virtual `seconds` that count as work, not as a wait."""
         strand = self.running
         self.end_wait(strand)
-        self.agenda.at(self.now + seconds).waking.append(strand)
+        self.events.at(self.now + seconds).waking.append(strand)
         strand.pause()
         strand.idle_since_s = self.now
 
@@ -228,87 +224,80 @@ class Engine:
             self.end_wait(strand, label)
         if self.channels.closed:
             self.deaths.check(strand)
-        strand.awaits, strand.handles = what, sys.exception()
+        strand.wakes_on, strand.handled_error = what, sys.exception()
         strand.pause()
         if self.channels.closed:
             self.deaths.check(strand)
 
     def end_wait(self, strand: Strand, label: str = "") -> None:
-        """`strand` has waited, until now, since it last worked, or waited under another label than
-        `label`."""
+        """Record the wait of `strand` that ends now; if another begins, `label` is its label."""
         if self.tracing and self.now > strand.idle_since_s:
             self.waits.append((strand.rank, "wait", strand.idle_since_s, self.now, strand.label,
                                strand.stream))
         strand.idle_since_s, strand.label = self.now, label
 
     def wait_for_any(self, what: Sequence[object], label: str, seconds: float | None) -> None:
-        """Pause the running strand until one of `what`, a list of its own, is done, or virtual
-        `seconds` have passed."""
+        """Pause the running strand until one of `what` is done, or virtual `seconds` have passed.
+        No other wait may use the same list."""
         strand = self.running
         if seconds is not None:
-            instant = self.agenda.at(self.now + seconds)
-            instant.timeouts = instant.timeouts or []
-            instant.timeouts.append((strand, what))
+            self.events.at(self.now + seconds).timeouts.append((strand, what))
         strand.any_of = what
         self.wait_for(ANY, label)
 
     def done(self, what: object, strand: Strand) -> None:
         """`what` is done: wake `strand` if it waits for that."""
-        if strand.awaits is what or (strand.awaits is ANY and what in strand.any_of):
-            strand.awaits = None
+        if strand.wakes_on is what or (strand.wakes_on is ANY and what in strand.any_of):
+            strand.wakes_on = None
             self._ready.append(strand)
 
     def _expire(self, timeouts: list[tuple[Strand, Sequence[object]]]) -> None:
         for strand, what in timeouts:
-            if strand.awaits is ANY and strand.any_of is what:
-                strand.awaits = None
+            if strand.wakes_on is ANY and strand.any_of is what:
+                strand.wakes_on = None
                 self._ready.append(strand)
 
     # ---- messages ------------------------------------------------------------------------------
 
     def match(self, message: PendingMessage, sent_label: str, wanted_label: str) -> None:
-        """Both sides are there: let it move, if they fit together. Else raises `ShapeMismatch`."""
+        """Both sides are posted: let the message start. Raises `ShapeMismatch` if they differ."""
         x, into = message.x, message.into
         if not (
             x.dtype is into.dtype
             and message.nbytes == into.nbytes
-            and (x.ndim == into.ndim == 1 or x.shape == into.shape)  # the first is the cheaper
+            and x.shape == into.shape
             and sent_label == wanted_label
         ):
             check_match(describe(x, sent_label), message.channel.src,
                         describe(into, wanted_label), message.channel.dst)
-        if not message.left:
-            self._matched.append(message)
+        if not message.send_done:
+            self.matched.append(message)
         elif message.end_s == ARRIVED:  # it was sent eagerly
             with torch.no_grad():
                 self._deliver([message])
 
-    def start_eagerly(self, message: PendingMessage) -> None:
-        """Let `message` start although it is not asked for yet."""
-        self._matched.append(message)
-
     def _start_matched(self) -> None:
-        """Every rank waits: let the messages matched at this instant occupy their ports."""
+        """Let the messages matched at this instant occupy their ports, once all ranks wait."""
         now, overhead_s, free_s = self.now, self._overhead_s, self._port_free_s
-        self._matched.sort(key=_order)
+        self.matched.sort(key=_order)
         due_s = -1.0
-        for message in self._matched:
+        for message in self.matched:
             channel = message.channel
             src, latency_s = channel.src, channel.latency_s
             message.start_s = start_s = free_s[src] if free_s[src] > now else now
             free_s[src] = start_s + (overhead_s if overhead_s < latency_s else latency_s)
             enters_s = start_s + latency_s
             if enters_s != due_s:  # as a rule many enter at once
-                due_s, due = enters_s, self.agenda.at(enters_s).entering
+                due_s, due = enters_s, self.events.at(enters_s).entering
             due.append(message)
-        self._matched.clear()
+        self.matched.clear()
 
     def _deliver(self, messages: Sequence[PendingMessage]) -> None:
-        """Put the data in place and let both sides go on."""
+        """Copy the data into the receive buffers and wake both sides."""
         now, tracing = self.now, self.tracing
-        ready, record = self._ready, self.messages.extend
+        record = self.messages.extend
         for m in messages:
-            if m.into is None:  # sent eagerly, and not asked for yet
+            if m.into is None:  # sent eagerly; the receive is not posted
                 continue
             sender, receiver = m.sender, m.receiver
             if m.real:
@@ -320,17 +309,10 @@ class Engine:
             if tracing:
                 record((sender.rank, receiver.rank, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
                         m.label, sender.stream, receiver.stream))
-            m.left = m.arrived = True
-            m.x = m.into = TAKEN  # a strand may hold the message for long; the tensors may go
-            # `done` written out, but for what is rare.
-            if sender.awaits is m:
-                ready.append(sender)
-            elif sender.awaits is ANY:
-                self.done(m, sender)
-            if receiver.awaits is m:
-                ready.append(receiver)
-            elif receiver.awaits is ANY:
-                self.done(m, receiver)
+            m.send_done = m.recv_done = True
+            m.x = m.into = DELIVERED
+            self.done(m, sender)
+            self.done(m, receiver)
 
 
 _order = attrgetter("order")
@@ -338,8 +320,8 @@ _order = attrgetter("order")
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    """Inside, search for unreachable cycles only once in a while: messages come and go by the
-    million, without cycles."""
+    """Inside, search for cyclic garbage seldom: simulations make millions of objects, with few
+    cycles, and would take up to half as long again."""
     before = gc.get_threshold()
     gc.set_threshold(1_000_000, *before[1:])
     try:

@@ -1,10 +1,10 @@
-"""The messages that ranks have posted, and the queues in which their two sides find each other."""
+"""The messages that ranks have posted, and the queues in which sends and receives are matched."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,43 +20,43 @@ class PendingMessage(Flow):
     """One message, from its first side's post to its arrival. The side that posts first makes it,
     the other side completes it.
 
-    There are millions of them, so there is no `__init__`: each side fills in its own fields.
+    There is no `__init__`, for speed: each side sets its own fields.
     """
 
-    __slots__ = ("arrived", "channel", "into", "label", "left", "nbytes", "next", "order", "real",
-                 "receiver", "sender", "sent_s", "start_s", "wanted_s", "x")
+    __slots__ = ("channel", "into", "label", "nbytes", "next", "order", "real", "receiver",
+                 "recv_done", "send_done", "sender", "sent_s", "start_s", "wanted_s", "x")
 
     # The sender's side.
-    x: Any  # a tensor or an `ObjectPayload`; None: it is not sent yet
+    x: Any  # a tensor or an `ObjectPayload`; None: the send is not posted
     nbytes: int
     real: bool  # False: a tensor without data, so there is nothing to copy
-    sent_s: float  # when it was posted
-    left: bool  # the sender may go on
+    sent_s: float  # when the send was posted
+    send_done: bool  # the send is complete: the sender may go on
     sender: Strand  # the strand that posted it, or waits for that
 
     # The receiver's side.
-    into: Any  # a tensor or an `ObjectBuffer`; None: it is not asked for yet
-    wanted_s: float
-    arrived: bool  # the receiver may go on
+    into: Any  # a tensor or an `ObjectBuffer`; None: the receive is not posted
+    wanted_s: float  # when the receive was posted
+    recv_done: bool  # the receive is complete: the receiver may go on
     receiver: Strand  # the strand that posted it, or waits for that
 
     # Both.
     channel: Any  # a `Channel`; a `ReceiveQueue` as long as it may come from anyone
-    label: str  # of the side that came first; both must be equal
-    next: PendingMessage | None  # in a queue of messages that have one side only
-    order: int  # of sending it; of asking for it, as long as it is not sent
-    start_s: float  # when it occupied its sender's port, before its latency
+    label: str  # of the side that was posted first; both must be equal
+    next: PendingMessage | None  # in a `Queue`
+    order: int  # of the send; of the receive until the send is posted
+    start_s: float  # when it began to occupy its sender's port
 
     def is_sent_by(self, rank: int) -> bool:
-        """Is `rank`, which has a side of this message, the one that sends it?"""
+        """Is `rank`, one of the two ranks, the sender?"""
         return self.x is not None and self.channel.src == rank
 
 
-ANY_SOURCE = -1  # who sends what comes from anyone
+ANY_SOURCE = -1
 
 
 class ObjectPayload:
-    """An object, pickled. It has what a message needs to know of a tensor."""
+    """A pickled object, with those attributes of a tensor that the engine reads."""
 
     __slots__ = ("nbytes", "pickled")
     dtype, ndim, shape, is_meta = "object", 0, (), False
@@ -70,24 +70,23 @@ class ObjectPayload:
 
 
 class ObjectBuffer:
-    """A list that takes an object out of its `ObjectPayload`: the counterpart of `Tensor.copy_`."""
+    """A list to which a received object is appended, with the attributes of a tensor."""
 
     __slots__ = ("_classes", "objects")
     dtype, ndim, shape, nbytes = "object", 0, (), -1  # only its sender knows its size
 
     def __init__(self, objects: list[Any]):
         self.objects = objects
-        self._classes = CLASSES.get()  # its receiver's
+        self._classes = CLASSES.get()  # the receiver's
 
     def copy_(self, payload: ObjectPayload) -> None:
         self.objects.append(loads(payload.pickled, self._classes))
 
 
 class Queue:
-    """Messages that have one side only, oldest first, each holding on to the next.
+    """A linked list of messages of which one side is posted, oldest first.
 
-    There are as many queues as pairs of ranks, so they are small. closed: one of the two ranks has
-    died, or has called `shrink`.
+    closed: one of the two ranks has died, or has called `shrink`.
     """
 
     __slots__ = ("closed", "first", "last")
@@ -98,7 +97,7 @@ class Queue:
         self.closed = False
 
     def put(self, message: PendingMessage) -> None:
-        """`message` is the newest; it is lost if the queue is closed."""
+        """Append `message`. A closed queue drops it."""
         if self.closed:
             return
         message.next = None
@@ -109,14 +108,14 @@ class Queue:
         self.last = message
 
     def take(self) -> PendingMessage:
-        """Take out the oldest; there is one."""
+        """Remove and return the oldest message; there must be one."""
         message = self.first
         assert message is not None
         self.first = message.next
         return message
 
     def close(self) -> None:
-        """Lose what waits here, and all that would wait here later."""
+        """Drop all messages, and those that `put` is given later."""
         self.first, self.closed = None, True
 
     def __iter__(self) -> Iterator[PendingMessage]:
@@ -128,8 +127,7 @@ class Queue:
 
 
 class Channel(Queue):
-    """The sends from one rank to another in one context that wait for their receives, or the
-    receives that wait for their sends."""
+    """The unmatched sends, or the unmatched receives, from one rank to another in one context."""
 
     __slots__ = ("dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
 
@@ -140,11 +138,11 @@ class Channel(Queue):
         self.peer = peer  # the sender, in the numbering of the communicator
         self.latency_s, self.links = topology.route(src, dst)
         self.from_anyone = from_anyone
-        self.shared = from_anyone.opened  # the receiver also takes from anyone
+        self.shared = from_anyone.opened  # the receiver has also received from anyone
         from_anyone.channels.append(self)
 
     def put_send(self, message: PendingMessage) -> None:
-        """`message` is not asked for yet."""
+        """Append `message`, whose receive is not posted."""
         self.put(message)
         if self.shared and not self.closed:
             self.from_anyone.sends[message] = None
@@ -158,17 +156,17 @@ class Channel(Queue):
         return self.take()
 
     def take_recv(self) -> PendingMessage | None:
-        """The oldest receive that a message of this channel may satisfy. (From anyone and from this
-        sender none wait together.)"""
+        """The oldest receive that a send on this channel may match. Receives from anyone and from
+        this sender never wait together."""
         if self.first is not None and self.first.x is None:
             return self.take()
         return self.from_anyone.take() if self.from_anyone.first is not None else None
 
 
 class ReceiveQueue(Queue):
-    """The receives from anyone of one rank in one context that wait for their sends.
+    """The unmatched receives from anyone of one rank in one context.
 
-    Once it is closed, receives still find what has been sent by ranks that live.
+    Once the queue is closed, receives still match sends of living ranks.
     """
 
     __slots__ = ("anyone", "channels", "named", "opened", "ranks", "sends")
@@ -177,36 +175,34 @@ class ReceiveQueue(Queue):
 
     def __init__(self) -> None:
         super().__init__()
-        self.channels: list[Channel] = []  # that lead here
-        self.opened = False  # most never are, for their ranks name the sender
-        self.ranks: Sequence[int] = ()  # if opened: of the communicator
-        # Receives that nobody has waited for: what those from anyone are received into; how many
-        # are from named ranks.
-        self.anyone: list[Header] = []
-        self.named = 0
-        self.sends: OrderedDict[PendingMessage, None] = OrderedDict()  # if opened: not asked for
+        self.channels: list[Channel] = []  # to this rank
+        self.opened = False  # has the rank received from anyone?
+        self.ranks: Sequence[int] = ()  # of the communicator, once opened
+        self.anyone: list[Header] = []  # of the unwaited receives from anyone
+        self.named = 0  # the number of unwaited receives from named ranks
+        self.sends: OrderedDict[PendingMessage, None] = OrderedDict()  # unmatched, once opened
 
     @property
     def from_anyone(self) -> ReceiveQueue:
-        """This queue, as a `Channel` has it."""
+        """This queue itself: a `Channel` has the same attribute."""
         return self
 
     def add(self, anyone: Header | None) -> None:
-        """A receive is under way: from anyone, into what this says, or from a named rank."""
+        """Count a receive that is posted: from anyone, with this header, or (None) from a rank."""
         if anyone is None:
             self.named += 1
         else:
             self.anyone.append(anyone)
 
     def discard(self, anyone: Header | None) -> None:
-        """Forget a receive that is waited for."""
+        """Forget a receive that the rank has waited for."""
         if anyone is None:
             self.named -= 1
         else:
             self.anyone.remove(anyone)
 
     def open(self, ranks: Sequence[int]) -> ReceiveQueue:
-        """Prepare for the first receive from anyone of these ranks. Returns itself."""
+        """Collect the channels' unmatched sends, for the first receive from anyone."""
         if not self.opened:
             self.opened, self.ranks = True, ranks
             for channel in self.channels:
@@ -227,9 +223,9 @@ class ReceiveQueue(Queue):
 class Channels:
     """All channels of a run."""
 
-    def __init__(self, topology: Topology, slower_s: Mapping[int, float]):
+    def __init__(self, topology: Topology, extra_latency_s: Mapping[int, float]):
         self._topology = topology
-        self._slower_s = slower_s  # latency of a link, more than the topology says
+        self._slower_s = extra_latency_s  # by link: see `Changes`
         self._channels: dict[tuple[Any, int, int], Channel] = {}
         self._queues: dict[tuple[Any, int], ReceiveQueue] = {}
         self.closed: set[tuple[int, int]] = set()  # (generation, rank): see `close`
@@ -241,20 +237,19 @@ class Channels:
         if key not in self._channels:
             from_anyone = self.receive_queue(context, dst)
             channel = self._channels[key] = Channel(src, dst, peer, from_anyone, self._topology)
-            for link, slower_s in self._slower_s.items():
+            for link, extra_latency_s in self._slower_s.items():
                 if link in channel.links:
-                    channel.latency_s += slower_s
+                    channel.latency_s += extra_latency_s
             if self.closed & {(generation(context), rank) for rank in (src, dst)}:
                 channel.close()
         return self._channels[key]
 
     def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
-        """Return where `dst` receives from anyone in a context."""
+        """The queue in which `dst` receives from anyone in a context."""
         return self._queues.setdefault((context, dst), ReceiveQueue())
 
     def close(self, number: int, rank: int) -> None:
-        """Nothing gets through any more between `rank` and others on communicators of the
-        number-th generation."""
+        """Close the channels between `rank` and others in generation `number`."""
         self.closed.add((number, rank))
         for (context, src, dst), channel in self._channels.items():
             if generation(context) == number and rank in (src, dst):
@@ -266,40 +261,24 @@ class Channels:
                 queue.close()
 
     def slow_down(self, link: int, seconds: float) -> None:
-        """The latency of `link` has grown."""
+        """The latency of `link` has grown by `seconds`."""
         for channel in self._channels.values():
             if link in channel.links:
                 channel.latency_s += seconds
 
 
 def generation(context: tuple[Any, ...]) -> int:
-    """Count the calls of `shrink` before a communicator was made."""
+    """Return the generation of a context: the number of shrinks before it."""
     return context[0] if context and isinstance(context[0], int) else 0
 
 
 def put(into: Any, x: Any) -> None:
-    """Copy `x` into its place."""
+    """Copy `x` into the tensor or `ObjectBuffer` `into`."""
     if isinstance(into, torch.Tensor) and into.is_inference():
-        with torch.inference_mode():  # where else torch refuses to change it
+        with torch.inference_mode():  # elsewhere torch refuses to change it
             into.copy_(x)
     elif type(into) in (torch.Tensor, ObjectBuffer):
         into.copy_(x)
-    else:  # a subclass, of which the sender has one of its own: torch refuses to mix them
+    else:  # torch refuses to mix the sender's and the receiver's own subclasses
         with torch._C.DisableTorchFunctionSubclass():
             into.copy_(x)
-
-
-Peer = TypeVar("Peer", int, int | None)
-Found = TypeVar("Found")
-
-
-class LazyDict(dict[Peer, Found]):
-    """A dictionary by peer; values are made at the first use."""
-
-    def __init__(self, make: Callable[[Peer], Found]):
-        super().__init__()
-        self._make: Callable[[Peer], Found] = make
-
-    def __missing__(self, peer: Peer) -> Found:
-        found = self[peer] = self._make(peer)
-        return found

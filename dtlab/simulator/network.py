@@ -43,8 +43,8 @@ class Network:
     def __init__(self, topology: Topology):
         self.capacity_Bps = list(topology.capacity_Bps)
         self._on: list[Flow | dict[Flow, None] | None] = [None] * len(self.capacity_Bps)
-        self._fresh: list[Flow] = []  # started at this instant
-        self._touched: set[int] = set()  # links that changed, or shared ones that lost a flow
+        self._new: list[Flow] = []  # those that started at this instant
+        self._changed_links: set[int] = set()  # links that changed, or shared ones that lost a flow
 
     def start(self, flows: Sequence[Flow], now_s: float) -> None:
         """The first bytes of `flows` enter their links."""
@@ -58,14 +58,14 @@ class Network:
                     if capacity[link] < rate:
                         rate = capacity[link]
                 else:
-                    self._sharers(link)[flow] = None
+                    self._shared_flows(link)[flow] = None
                     rate = 0.0
-            flow.rate_Bps = rate  # of its narrowest link if it is alone on all, else not known yet
-        self._fresh.extend(flows)
+            flow.rate_Bps = rate  # 0.0 if it shares a link: `settle` computes the rate
+        self._new.extend(flows)
 
     def end(self, flows: Iterable[AnyFlow], now_s: float) -> list[AnyFlow]:
-        """Take off their links those of `flows` that end now; the rate of others has changed since
-        this end was planned. Returns them."""
+        """Remove from their links those of `flows` that end now, and return them. The others'
+        rates have changed since this end was scheduled."""
         on = self._on
         ended = []
         for flow in flows:
@@ -76,13 +76,13 @@ class Network:
                     if on[link] is flow:
                         on[link] = None
                     else:
-                        self._leave_shared(link, flow)
+                        self._remove_shared(link, flow)
         return ended
 
     def change(self, link: int, capacity_Bps: float) -> None:
         """Let `link` carry `capacity_Bps` from now on; 0: flows on it wait."""
         self.capacity_Bps[link] = capacity_Bps
-        self._touched.add(link)
+        self._changed_links.add(link)
 
     def blocked(self) -> list[int]:
         """The links that have failed while flows wait for them."""
@@ -91,24 +91,24 @@ class Network:
 
     def settle(self, now_s: float) -> list[Flow]:
         """Give every flow its fair rate. Returns those whose `end_s` changed."""
-        if not self._fresh and not self._touched:
+        if not self._new and not self._changed_links:
             return []
         changed: list[Flow] = []
         sharing: dict[Flow, None] = {}
-        for flow in self._fresh:
+        for flow in self._new:
             if flow.rate_Bps:  # revised below if another one has joined it at this instant
                 flow.end_s = now_s + flow.remaining / flow.rate_Bps
                 changed.append(flow)
             else:
                 sharing[flow] = None
-        for link in sorted(self._touched):
+        for link in sorted(self._changed_links):
             sharing.update(dict.fromkeys(self._flows(link)))
-        self._fresh, self._touched = [], set()
+        self._new, self._changed_links = [], set()
         while sharing:
-            group = self._sharing(next(iter(sharing)))
+            group = self._connected_flows(next(iter(sharing)))
             for flow in group:
                 sharing.pop(flow, None)
-            changed += self._share(group, now_s)
+            changed += self._assign_rates(group, now_s)
         return changed
 
     def _flows(self, link: int) -> Iterable[Flow]:
@@ -118,21 +118,21 @@ class Network:
             return (flows,)
         return flows or ()
 
-    def _sharers(self, link: int) -> dict[Flow, None]:
-        """The flows on `link`, which carries one or more, to be added to."""
+    def _shared_flows(self, link: int) -> dict[Flow, None]:
+        """The flows on `link`, as a dict for the caller to change."""
         sharers = self._on[link]
         if not isinstance(sharers, dict):
             sharers = self._on[link] = dict.fromkeys(self._flows(link))
         return sharers
 
-    def _leave_shared(self, link: int, flow: Flow) -> None:
-        sharers = self._sharers(link)
+    def _remove_shared(self, link: int, flow: Flow) -> None:
+        sharers = self._shared_flows(link)
         del sharers[flow]
-        self._touched.add(link)
+        self._changed_links.add(link)
         if len(sharers) == 1:
             self._on[link] = next(iter(sharers))
 
-    def _sharing(self, first: Flow) -> list[Flow]:
+    def _connected_flows(self, first: Flow) -> list[Flow]:
         """All flows that share a link with `first`, or with one that does, and so on."""
         group, links = {first: None}, set()
         todo = [first]
@@ -145,8 +145,8 @@ class Network:
                     todo += new
         return list(group)
 
-    def _share(self, group: list[Flow], now_s: float) -> list[Flow]:
-        """Set the rates in `group`; returns the flows whose end moved."""
+    def _assign_rates(self, group: list[Flow], now_s: float) -> list[Flow]:
+        """Set the fair rates in `group`. Returns the flows whose `end_s` changed."""
         changed = []
         for flow, rate in fair_rates(group, self.capacity_Bps).items():
             if rate != flow.rate_Bps:

@@ -19,13 +19,14 @@ LOGGERS = logging.Logger.manager
 ENVIRON: Any = os.environ
 BUILTINS: Any = builtins
 PRINT = torch._tensor_str.PRINT_OPTS
-IDLE: list[Any] = []  # NumPy's generators of ranks that have ended: to make one takes 60 µs
+UNUSED_GENERATORS: list[Any] = []  # of NumPy, for reuse: making one takes 200 µs
 
 
 class ProcessState:
-    """The state that a process has once: the caller's at first, then that of one rank, whose
-    strands share it as threads do. It is kept and put back whenever a strand pauses, so without
-    calls in between."""
+    """A copy of the state that a process has once; one for the caller, one for each rank.
+
+    A strand saves it when it pauses and restores it when it goes on; hence few function calls.
+    """
 
     __slots__ = ("_generator", "_library", "_python")
     _python: tuple[Any, ...]
@@ -41,7 +42,7 @@ class ProcessState:
         root = logging.RootLogger(logging.WARNING)
         vars(root)["root"] = root
         self._python = root, vars(logging.Manager(root)), *same, [*filters], {**environ}
-        self._generator = IDLE.pop() if IDLE else MT19937()
+        self._generator = UNUSED_GENERATORS.pop() if UNUSED_GENERATORS else MT19937()
         torch.default_generator.manual_seed(rank)
         self._library = (torch.default_generator.get_state(), self._generator, self._library[2], 0,
                          {})
@@ -49,11 +50,11 @@ class ProcessState:
         mtrand.seed(rank)
 
     def end(self) -> None:
-        """The rank has ended: its generator may be another's."""
-        IDLE.append(self._generator)
+        """The rank has ended: another rank may use its generator."""
+        UNUSED_GENERATORS.append(self._generator)
 
     def save(self, values: bool = True) -> None:
-        """Keep the state until `restore`. values: False where only time matters."""
+        """Copy the state of the process. values: False where only time matters."""
         self._python = (
             logging.root, LOGGERS.__dict__, sys.stdout, sys.stderr, BUILTINS.print,
             warnings.filters, ENVIRON._data)
@@ -63,7 +64,7 @@ class ProcessState:
                 torch.get_default_dtype(), parametrize._cache_enabled, parametrize._cache)
 
     def restore(self, values: bool = True) -> None:
-        """Put back what `save` has kept."""
+        """Write the saved state back into the process."""
         (logging.root, LOGGERS.__dict__, sys.stdout, sys.stderr, BUILTINS.print,
          warnings.filters, ENVIRON._data) = self._python
         if values:
@@ -77,10 +78,8 @@ class ProcessState:
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """Ranks begin with gradients on, whatever the caller's mode, and leave all that a process has
-    once as it was. As on processes, a rank computes with one thread: so the bits don't depend on
-    the number of cores, and what is small doesn't wait for a core that others keep busy.
-    """
+    """Inside, ranks run with gradients on and one thread, as in processes; so the bits of results
+    don't depend on the number of cores. Afterwards the caller's state is as it was."""
     caller, autocast = ProcessState(), torch.is_autocast_enabled("cpu")
     numbers = mtrand.get_state(legacy=False)  # with the second one of two that `randn` makes
     device, threads, printing = torch.get_default_device(), torch.get_num_threads(), {**vars(PRINT)}

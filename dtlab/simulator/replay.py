@@ -1,8 +1,7 @@
 """The rates of messages over time: worked out again from the trace of a simulation.
 
-A trace says when messages began and ended, not how fast they were in between. To record every rate
-would burden all simulations for the few whose flows are looked at; so the flows of a trace are sent
-through the same `Network` once more, which shares the links as it did the first time.
+A trace holds when messages began and ended, but not their rates in between, which few simulations
+need. So `replay` sends the messages through the same `Network` once more.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dtlab.simulator.network import Flow, Network
 from dtlab.topology import Topology, check_trace
 from dtlab.trace import Message, Trace
 
-SLIVER = 1e-9  # of the whole run: what rounding leaves between instants that are one
+ROUNDING = 1e-9  # of the elapsed time: instants that are closer are one
 
 
 class Moving(NamedTuple):
@@ -32,8 +31,8 @@ class Moving(NamedTuple):
 class Stretch(NamedTuple):
     """The time from `start_s` to `end_s`, in which all rates stay as they are.
 
-    capacity_Bps: what each link could carry, bytes per second, by its number: less than built if
-    others' traffic took a part, 0 if it had failed.
+    capacity_Bps: of each link, by its number: less than the bandwidth if other traffic took a part,
+    0 if the link had failed.
     """
 
     start_s: float
@@ -93,7 +92,7 @@ class _Replay:
         self.pending = deque(sorted(self._entries(trace), key=lambda entry: entry[0]))
         self.moving: dict[_Replayed, None] = {}
         ends_s = [message.end_s for message in trace.transfers]
-        self.sliver_s = SLIVER * max(ends_s, default=0.0)
+        self.rounding_s = ROUNDING * max(ends_s, default=0.0)
 
     def _entries(self, trace: Trace) -> Iterable[tuple[float, _Replayed]]:
         """(when its first bytes enter their links, flow) of each message."""
@@ -105,9 +104,9 @@ class _Replay:
                 routes[pair] = self.topology.route(*pair)
             latency_s, links = routes[pair]
             for _ in changes.due(message.start_s):
-                pass  # latencies that have changed by then are in `slower_s`
-            if changes.slower_s:
-                latency_s += sum(changes.slower_s.get(link, 0.0) for link in links)
+                pass  # latencies that have changed by then are in `extra_latency_s`
+            if changes.extra_latency_s:
+                latency_s += sum(changes.extra_latency_s.get(link, 0.0) for link in links)
             yield message.start_s + latency_s, _Replayed(message, links)
 
     def stretches(self) -> list[Stretch]:
@@ -116,7 +115,7 @@ class _Replay:
         capacity = tuple(self.network.capacity_Bps)
         while self.pending or self.moving:
             now_s = self._next_s()
-            if now_s - since_s > self.sliver_s:
+            if now_s - since_s > self.rounding_s:
                 flows = tuple(Moving(f.message, f.rate_Bps, f.links) for f in self.moving)
                 found.append(Stretch(since_s, now_s, flows, capacity))
                 since_s = now_s
@@ -134,7 +133,7 @@ class _Replay:
         enters_s = self.pending[0][0] if self.pending else math.inf
         next_s = min(enters_s, self.changes.next_s,
                      min((flow.end_s for flow in self.moving), default=math.inf))
-        if next_s == math.inf:  # it waits for a link that never works again
+        if next_s == math.inf:  # a flow waits for a link that has failed
             raise self._foreign(next(iter(self.moving)).message)
         return next_s
 

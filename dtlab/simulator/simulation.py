@@ -21,15 +21,7 @@ from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.ranks.call_checks import check_call, check_options
 from dtlab.ranks.output import RankOutput, write
 from dtlab.result import Result
-from dtlab.simulator import (
-    communicator,
-    crashes,
-    engine,
-    process_state,
-    strands,
-    streams,
-    works,
-)
+from dtlab.simulator import communicator, crashes, engine, process_state, strands, streams, works
 from dtlab.simulator.copies import Copies, Shared
 from dtlab.simulator.deaths import Deaths
 from dtlab.simulator.strands import NO_MODES, NeedsThreads, modes
@@ -37,7 +29,7 @@ from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import end_at_caller, traceback_text
 
-# Which rank the current greenlet or thread is; each has a context of its own.
+# The rank of the current greenlet or thread; None in the caller's.
 _RANK: ContextVar[int | None] = ContextVar("rank", default=None)
 MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__,
              streams.__file__)
@@ -127,19 +119,19 @@ def simulate(
 
 
 def simulate_shared(fn: Callable[[Comm], Any], network: Topology) -> Result:
-    """Do as `simulate` for ranks that share all that `fn` refers to, and show nothing."""
+    """As `simulate`, but ranks share all objects that `fn` refers to, and nothing is printed."""
     return _Simulation(Shared(fn), network, "greenlet", echo=False).run(None)
 
 
 class _Simulation:
-    """One call of `simulate`: the engine, its strands, and what they leave behind."""
+    """One call of `simulate`: the engine, its strands, and their results."""
 
     def __init__(self, call: Copies | Shared, network: Topology, kind: str, *, trace: bool = True,
                  gamma: float = 0.0, eager_bytes: float = 0, echo: bool = True,
                  crash: Mapping[int, int] | None = None, detect_s: float | None = None,
                  restart_s: float | None = None, shown: Sequence[str] = ()):
         self.call = call
-        self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
+        self.ranks = list(range(network.ranks))  # the same int objects everywhere save memory
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
         show = _as_the_caller(partial(write, sys.stdout)) if echo and sys.stdout else None
@@ -149,21 +141,22 @@ class _Simulation:
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
         self.crash = crash or {}
-        self.engine.deaths = Deaths(self.engine, network.ranks, detect_s, restart_s, self._again)
+        self.engine.deaths = Deaths(self.engine, network.ranks, detect_s, restart_s,
+                                    self._restarted_strand)
         self._first: list[strands.Strand] = []
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
         try:
-            with _turn(), process_state.forked(), self._routed_output():
-                everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
+            with _one_at_a_time(), process_state.forked(), self._routed_output():
+                everyone = [strand(r, self._run_rank, self.engine.next_strand) for r in self.ranks]
                 self._first = everyone
                 self._run(everyone, timeout)
         finally:
             for output in self.output:
                 output.close()
         if self.engine.failure is not None:
-            raise self._explained(*self.engine.failure)
+            raise self._error_of_run(*self.engine.failure)
         for rank in self.engine.crashed:
             self.values[rank] = None  # although it may have returned before its stream crashed
         trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans,
@@ -172,11 +165,11 @@ class _Simulation:
         return Result(values, self.elapsed_s, trace, [o.text for o in self.output])
 
     def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
-        """Run to the end. Works that nobody waited for are a failure, too."""
+        """Run all strands to the end. Unwaited works are failures, too."""
         engine = self.engine
         try:
             engine.run(everyone, timeout)
-        except Deadlock as deadlock:  # maybe because of an error of something begun
+        except Deadlock as deadlock:  # perhaps a begun function has raised an error
             engine.failure = works.failure(engine.unwaited, engine.crashed, errors_only=True)
             if engine.failure is None:
                 gone = {row.rank for row in deadlock.waiting if row.doing == "returned"}
@@ -189,11 +182,11 @@ class _Simulation:
                                deadlock.waiting) from None
         engine.failure = engine.failure or works.failure(engine.unwaited, engine.crashed)
 
-    def _again(self, rank: int) -> strands.Strand:
-        """A strand on which `rank` begins anew, and meets the others when they shrink."""
-        return self._first[rank].beside(0, lambda strand: self._body(strand, new=True))
+    def _restarted_strand(self, rank: int) -> strands.Strand:
+        """A strand on which `rank` starts again, to join the others at their next shrink."""
+        return self._first[rank].new_strand(0, lambda strand: self._run_rank(strand, new=True))
 
-    def _body(self, strand: strands.Strand, new: bool = False) -> None:
+    def _run_rank(self, strand: strands.Strand, new: bool = False) -> None:
         """Run `strand`, from its first moment to its last."""
         _RANK.set(strand.rank)
         where = self.engine, strand.rank, self.ranks
@@ -204,22 +197,22 @@ class _Simulation:
             if new:
                 comm = comm.shrink()
             fn, args = self.call.take()
-            value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
+            value = fn(comm, *args) if args else fn(comm)  # the latter switches faster
             self.engine.end_wait(strand)
             self.values[strand.rank] = value
-            self.elapsed_s = self.engine.now  # the last to return has the last word
-            self.engine.deaths.left(strand.rank)
+            self.elapsed_s = self.engine.now  # the last rank to return sets it last
+            self.engine.deaths.rank_ended(strand.rank)
         except strands.Stopped:
             raise
         except strands.Crashed:
             self.engine.crash(strand.rank)
-        except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
+        except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _error_of_run
             self.engine.fail(strand.rank, error)
 
-    def _explained(self, rank: int, error: BaseException) -> BaseException:
+    def _error_of_run(self, rank: int, error: BaseException) -> BaseException:
         """Return what `simulate` raises when `rank` has raised `error`."""
         if isinstance(error, (KeyboardInterrupt, NeedsThreads)):
-            return error.with_traceback(None)  # frames hold graphs, which no collector looks into
+            return error.with_traceback(None)  # its frames hold autograd graphs
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
             return RankDied(f"rank {rank} called exit({error.code!r}) instead of returning", rank,
@@ -229,8 +222,8 @@ class _Simulation:
 
     @contextmanager
     def _routed_output(self) -> Iterator[None]:
-        """Inside, what a rank prints goes to that rank's `RankOutput`; what it has no more than a
-        process of `run` has, a keyboard and a screen, is refused."""
+        """Inside, what a rank prints goes to that rank's `RankOutput`, and keyboard and screen are
+        refused, as a process of `run` has none."""
         out, err = _Router(self.output, sys.stdout), _Router(self.output, sys.stderr)
         with (redirect_stdout(out), redirect_stderr(err),
               _refused(builtins, "input", EOFError("EOF when reading a line")),
@@ -264,7 +257,7 @@ def _refused(module: Any, name: str, error: Exception) -> Iterator[None]:
 
 
 class _Router(io.TextIOBase):
-    """Stands in for stdout and stderr: gives each text to the rank that is running."""
+    """Replaces stdout and stderr: gives each text to the rank that is running."""
 
     def __init__(self, output: list[RankOutput], outside: TextIO | None):  # None: it is closed
         self._output, self._outside = output, outside
@@ -282,7 +275,7 @@ class _Router(io.TextIOBase):
 
 
 def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
-    """Return `write` on behalf of the caller, who may be a rank of an outer simulation."""
+    """Return `write` as run by the caller, who may be a rank of an outer simulation."""
     rank = _RANK.get()
 
     def show(text: str) -> None:
@@ -296,17 +289,17 @@ def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
-    """Simulations of several threads take turns: the process has one standard output, and torch one
-    set of random numbers. A simulation inside a rank is part of that rank's turn."""
+def _one_at_a_time() -> Iterator[None]:
+    """Simulations of several threads run one after another: the process has one standard output
+    and one random generator of torch. A simulation inside a rank holds the lock already."""
     if _RANK.get() is not None:
         yield
         return
-    with _TURN:
+    with _LOCK:
         yield
 
 
-_TURN = threading.Lock()
+_LOCK = threading.Lock()
 
 
 def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,

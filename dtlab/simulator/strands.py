@@ -1,7 +1,7 @@
-"""Strands: how the engine lets one rank at a time run, and go on where it paused.
+"""Strands: the threads of control of ranks. The engine runs one at a time, from pause to pause.
 
-The engine knows only this interface. A *greenlet* strand switches in a fraction of a microsecond,
-so thousands of ranks are no trouble. A *thread* strand costs some ten microseconds a switch, but
+A *greenlet* strand switches in a fraction of a microsecond,
+so it serves thousands of ranks. A *thread* strand costs some ten microseconds a switch, but
 has a thread's own state in torch, which autograd's backward and dispatch modes need.
 """
 
@@ -35,8 +35,7 @@ enter_autocast, leave_autocast = torch.autocast_increment_nesting, torch.autocas
 
 
 def modes() -> tuple[Any, ...]:
-    """The modes that torch keeps once a thread and that can't be put back: equal if they are the
-    same."""
+    """Return the torch modes of this thread that can't be saved and restored, for comparison."""
     enter_autocast()
     return (function_modes(), dispatch_modes(), saved_tensors_hooks(True), transforms(),
             leave_autocast())
@@ -46,67 +45,68 @@ NO_MODES = 0, 0, None, None, 0
 
 
 class Stopped(BaseException):
-    """Thrown into a strand that shall end because the run is over. Never seen outside."""
+    """Thrown into a strand to end it when the run is over. Never leaves the simulator."""
 
 
 class Crashed(BaseException):
-    """Ends a rank that was to crash; the others go on. Never seen outside."""
+    """Raised in a rank to crash it; the others go on. Never leaves the simulator."""
 
 
 class NeedsThreads(BaseException):
     """A greenlet would have to pause inside autograd's backward, or inside a mode such as `with
     torch.device(…)`, autocast, or hooks on saved tensors, whose state it shares with the others of
-    its thread. Seen outside only where greenlets were asked for."""
+    its thread. `simulate` then starts again with threads."""
 
 
 class Strand(ABC):
     """A thread of control of one rank: exactly one of all strands and the engine runs at a time.
 
     stream: 0 for the rank itself; 1, 2, … for what it has begun beside itself.
-    next_strand: moves the clock on and returns the strand to go on next; None if there is none.
+    next_strand: moves the clock and returns the strand to run next; None if there is none.
     """
 
-    __slots__ = ("_body", "_next_strand", "_process", "any_of", "awaits", "done", "handles", "idle",
-                 "idle_since_s", "label", "line", "posted", "rank", "real", "stream", "waits_for")
+    __slots__ = ("_body", "_next_strand", "_process", "any_of", "done", "handled_error", "idle",
+                 "idle_since_s", "label", "line", "posted", "rank", "real", "stream", "waits_for",
+                 "wakes_on")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
         self.rank, self.stream = rank, stream
         self.done = False
-        self.idle = False  # it has nothing to do, until something is begun on it
-        # What it waits for, while it is paused: messages, or in words.
+        self.idle = False  # a stream on which nothing is begun
+        # While it is paused: the messages for which it waits, or a description of the wait.
         self.waits_for: list[Any] | tuple[Any, ...] | str = ()
-        self.posted: dict[Any, Extent] = {}  # outside of collectives, not waited for
-        self.handles: BaseException | None = None  # while it waits, the error behind that
-        self.awaits: object = None  # the message or function that wakes it
-        self.any_of: Sequence[object] = ()  # or any of these does
-        self.idle_since_s = 0.0  # when it last worked: since then, it only waited
-        self.label = ""  # for what
-        self.line: Line | None = None  # which began what it does, if it is a stream
-        self.real = True  # False while it sends tensors without data: then only time matters
+        self.posted: dict[Any, Extent] = {}  # memory of unwaited messages
+        self.handled_error: BaseException | None = None  # inside an `except` block: its error
+        self.wakes_on: object = None  # the message or function whose end wakes it
+        self.any_of: Sequence[object] = ()  # if `wakes_on` is ANY: the end of any of these wakes it
+        self.idle_since_s = 0.0  # since when it has only waited
+        self.label = ""  # of the messages for which it waits
+        self.line: Line | None = None  # of a stream: the line that began what it runs
+        self.real = True  # False while it sends meta tensors: nothing is computed
         self._body = body
         self._process = ProcessState()
         self._next_strand = next_strand
 
     def is_busy(self) -> bool:
-        """Has it something to do, or to wait for?"""
+        """Does the strand compute, or wait for something?"""
         return not (self.done or self.idle)
 
     @abstractmethod
-    def beside(self, stream: int, body: Callable[[Strand], None]) -> Self:
-        """Called on this strand: return another of its rank, with the same context variables."""
+    def new_strand(self, stream: int, body: Callable[[Strand], None]) -> Self:
+        """Called on this strand: return a new one of this rank, with the same context variables."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let this strand go on. On the engine's side, returns when no strand can."""
+        """Engine only: run this strand. Returns when no strand can run."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Called on this strand: let others go on; returns when it is this one's turn again."""
+        """Called on this strand: let others run. Returns when the engine resumes this one."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Engine only: end the strand where it stands; its `finally` blocks run."""
+        """Engine only: raise `Stopped` in the paused strand, so that its `finally` blocks run."""
 
     @abstractmethod
     def frame(self) -> FrameType | None:
@@ -129,9 +129,9 @@ class Strand(ABC):
 class GreenletStrand(Strand):
     """A strand on the engine's own thread.
 
-    Torch keeps gradient and inference modes once a thread, so each strand puts back its own: a rank
-    inside `torch.no_grad()` must not switch gradients off for the others. A strand that pauses
-    moves the clock itself and hands over directly to the next, which may be itself.
+    Torch keeps one gradient mode and one inference mode a thread, so each strand restores its own.
+    A strand that pauses moves the clock itself and switches directly to the next strand, which may
+    be itself.
     """
 
     __slots__ = ("_engine", "_greenlet", "_modes")
@@ -142,11 +142,11 @@ class GreenletStrand(Strand):
         super().__init__(rank, body, next_strand, stream)
         self._engine = engine or greenlet.getcurrent()
         self._modes = modes()  # the caller's
-        # A switch copies the greenlet's part of the C stack, so that is kept small: a function
-        # takes less of it than a method, and `f(x)` less than `f(*args)`.
+        # A switch copies the greenlet's part of the C stack. A function takes less of it than a
+        # method, and `f(x)` less than `f(*args)`.
         self._greenlet = greenlet.greenlet(lambda: self._main(), self._engine)
 
-    def beside(self, stream: int, body: Callable[[Strand], None]) -> GreenletStrand:
+    def new_strand(self, stream: int, body: Callable[[Strand], None]) -> GreenletStrand:
         strand = GreenletStrand(self.rank, body, self._next_strand, stream, self._engine)
         strand._modes = self._modes
         strand._process = self._process
@@ -172,7 +172,7 @@ class GreenletStrand(Strand):
             raise NeedsThreads
         grad = is_grad_enabled()
         if not grad and torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # the others'; at its end, this rank's again
+            with torch.inference_mode(False):  # for the other strands
                 self.pause()
             return
         self._process.save(self.real)
@@ -180,7 +180,7 @@ class GreenletStrand(Strand):
         if following is None:
             self._engine.switch()
         elif not following._greenlet:  # type: ignore[attr-defined]  # of the same kind as this
-            # The engine begins it: a greenlet counts its calls on from those of the one before.
+            # The engine starts it: a greenlet counts its recursion depth on from its starter's.
             self._engine.switch(following)
         elif following is not self:
             following._greenlet.switch()  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class GreenletStrand(Strand):
 
     def stop(self) -> None:
         while not self._greenlet.dead:  # a `finally` block may pause once more
-            with suppress(Stopped):  # it comes back from a strand that has not begun
+            with suppress(Stopped):  # a strand that has not started raises it here
                 self._greenlet.throw(Stopped)
         self.done = True
 
@@ -199,67 +199,67 @@ class GreenletStrand(Strand):
         return frame
 
 
-STOP_LIMIT_S = 2.0  # until an interrupted strand is left to itself
+STOP_LIMIT_S = 2.0  # how long to wait for an interrupted strand to end
 
 
 class ThreadStrand(Strand):
-    """A strand on a thread of its own; a baton makes sure that only one moves."""
+    """A strand on a thread of its own; two locks see to it that only one thread runs."""
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
         super().__init__(rank, body, next_strand, stream)
-        self._go, self._ended = threading.Lock(), threading.Lock()  # an interrupt leaves them whole
-        self._go.acquire()
-        self._ended.acquire()
-        self._stopping = self._over = self._moving = False
+        self._may_run, self._paused = threading.Lock(), threading.Lock()
+        self._may_run.acquire()
+        self._paused.acquire()
+        self._stopping = self._thread_ended = self._running = False
         name = f"rank {rank}, stream {stream}" if stream else f"rank {rank}"
         context = copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._main), name=name,
                                         daemon=True)
 
-    def beside(self, stream: int, body: Callable[[Strand], None]) -> ThreadStrand:
+    def new_strand(self, stream: int, body: Callable[[Strand], None]) -> ThreadStrand:
         strand = ThreadStrand(self.rank, body, self._next_strand, stream)
         strand._process = self._process
         return strand
 
     def _main(self) -> None:
-        self._go.acquire()
+        self._may_run.acquire()
         try:
             if not self._stopping:
                 self._run_body()
         except Stopped:
             pass
         finally:
-            self.done = self._over = True
-            self._moving = False
-            self._ended.release()
+            self.done = self._thread_ended = True
+            self._running = False
+            self._paused.release()
 
     def resume(self) -> None:
         if not self._thread.ident:
             self._thread.start()
-        self._moving = True
-        self._go.release()
-        self._ended.acquire()
+        self._running = True
+        self._may_run.release()
+        self._paused.acquire()
 
     def pause(self) -> None:
         self._process.save()
-        self._moving = False
-        self._ended.release()
-        self._go.acquire()
+        self._running = False
+        self._paused.release()
+        self._may_run.acquire()
         self._process.restore()
         if self._stopping:
             raise Stopped
 
     def stop(self) -> None:
         self._stopping = True
-        if self._moving:  # the engine, which waits for it, was interrupted
+        if self._running:  # the engine, which waits for it, was interrupted
             thread = ctypes.c_ulong(self._thread.ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stopped))
-            if not self._ended.acquire(timeout=STOP_LIMIT_S):
+            if not self._paused.acquire(timeout=STOP_LIMIT_S):
                 return  # it is in a call that does not return; it ends with the process
         else:
-            self._ended.acquire(blocking=False)  # an interrupted engine has not seen it pause
-        while not self._over:  # a `finally` block may pause once more: it is stopped again
+            self._paused.acquire(blocking=False)  # an interrupted engine has not seen it pause
+        while not self._thread_ended:  # a `finally` block may pause again
             self.resume()
         if self._thread.ident:
             self._thread.join()

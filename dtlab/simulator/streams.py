@@ -14,8 +14,8 @@ from dtlab.simulator.strands import Crashed, Stopped, Strand
 from dtlab.simulator.works import SimWork
 
 
-class Begun(SimWork):
-    """A function that waits for its turn, runs, or has ended."""
+class BegunWork(SimWork):
+    """A function that a stream runs, has run, or will run."""
 
     __slots__ = ("_name", "_number", "_waiting", "call", "done", "error", "line", "value")
 
@@ -31,7 +31,7 @@ class Begun(SimWork):
         engine = self._engine
         if not self.done:
             engine.running.waits_for = f"wait for stream {self._number}"
-            engine.wait_for(self.await_on(engine.running), "")
+            engine.wait_for(self.wake_when_done(engine.running), "")
         engine.unwaited.pop(self, None)
         if self.error is not None:
             raise self.error
@@ -40,13 +40,13 @@ class Begun(SimWork):
     def is_done(self) -> bool:
         return self.done
 
-    def await_on(self, strand: Strand) -> object:
+    def wake_when_done(self, strand: Strand) -> object:
         self._waiting = strand
         return self
 
     def run(self, died: BaseException | None) -> None:
-        """Call it, on the stream's strand. died: the `RankDied` of one before it, which others may
-        be in still: so it fails, too. An error that nobody waits for ends the run."""
+        """Call the function, on the stream's strand. died: the `RankDied` of an earlier function,
+        in which other ranks may still be: then this one raises it, too."""
         try:
             if died is not None:
                 raise died
@@ -68,15 +68,15 @@ class Stream:
     def __init__(self, engine: Engine, comm: Comm, has_ended: Callable[[], bool]):
         self.comm, self._has_ended = comm, has_ended
         self._engine, self._rank = engine, engine.running.rank
-        self._begun: deque[Begun] = deque()
+        self._begun: deque[BegunWork] = deque()
         self._strand = engine.add_stream(self._run)
 
     def begin(self, line: Line | None, label: str, fn: Callable[..., Any], args: tuple[Any, ...],
-              options: dict[str, Any]) -> Begun:
+              options: dict[str, Any]) -> BegunWork:
         """Run `fn(stream, *args, **options)` after what was begun before."""
         comm = self.comm.labelled(label) if label else self.comm
         name = getattr(fn, "__name__", type(fn).__name__)
-        begun = Begun(self._engine, self._rank, line, self._strand.stream, name,
+        begun = BegunWork(self._engine, self._rank, line, self._strand.stream, name,
                       lambda: fn(comm, *args, **options))
         self._begun.append(begun)
         if self._strand.idle:
@@ -85,7 +85,7 @@ class Stream:
         return begun
 
     def _run(self, strand: Strand) -> None:
-        """Run the stream's strand, from its first moment to its last."""
+        """The body of the stream's strand."""
         strand.idle_since_s = self._engine.now
         died: BaseException | None = None
         while True:

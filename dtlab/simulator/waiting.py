@@ -1,4 +1,4 @@
-"""The table that a deadlock prints: what each strand waits for, and what the labels tell."""
+"""The table that a deadlock prints: what each strand waits for, and a hint from the labels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dtlab.simulator.strands import Strand
 
 
 class Agreement(str):
-    """The call in which a strand waits until all `ranks` have made it. made: by the places of those
-    that have."""
+    """The label of a call that all `ranks` must make. made: by rank of the communicator, those that
+    have made it."""
 
     ranks: Sequence[int]
     made: Mapping[int, object]
@@ -23,7 +23,8 @@ CRASHED = "crashed"  # what a strand "waits for" that `simulate(crash=…)` has 
 
 def table(strands: Sequence[Strand]) -> list[Waiting]:
     """Say what each rank is doing, and each of its streams that has something to do."""
-    rows = {(strand.rank, strand.stream): strand for strand in strands  # the last life of a rank
+    # Of a restarted rank, the last strand counts.
+    rows = {(strand.rank, strand.stream): strand for strand in strands
             if not strand.stream or strand.is_busy()}
     return [_row(strand) for _, strand in sorted(rows.items())]
 
@@ -36,7 +37,8 @@ def hint(strands: Sequence[Strand]) -> str:
 def _row(strand: Strand) -> Waiting:
     if strand.done:
         return Waiting(strand.rank, CRASHED if strand.waits_for == CRASHED else "returned")
-    line = str(learner_line(strand.frame()) or strand.line or "") + after_error(strand.handles)
+    line = str(learner_line(strand.frame()) or strand.line or "")
+    line += after_error(strand.handled_error)
     beside = f" (stream {strand.stream})" if strand.stream else ""
     messages = open_messages(strand)
     if not messages:
@@ -60,11 +62,11 @@ def _row(strand: Strand) -> Waiting:
 
 
 def open_messages(strand: Strand) -> list[PendingMessage]:
-    """The messages that `strand` waits for and that have not come."""
+    """The messages that `strand` waits for."""
     if isinstance(strand.waits_for, str):
         return []
     return [message for message in strand.waits_for
-            if not (message.left if message.is_sent_by(strand.rank) else message.arrived)]
+            if not (message.send_done if message.is_sent_by(strand.rank) else message.recv_done)]
 
 
 def _peer(message: PendingMessage, rank: int) -> str:

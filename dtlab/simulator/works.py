@@ -1,4 +1,4 @@
-"""The works that `post` and `begin` return: under way, to be waited for or cancelled."""
+"""The works that `post` and `begin` return."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from dtlab.comm import Work
 from dtlab.errors import RankDied, UnwaitedWork
 from dtlab.ranks.matching import Header
-from dtlab.simulator.deaths import broken
+from dtlab.simulator.deaths import connection_broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
 from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
@@ -17,8 +17,7 @@ from dtlab.simulator.strands import Strand
 
 
 class SimWork(Work):
-    """Something under way on `rank` of the run. The engine keeps the works that nobody has waited
-    for, each with the line that began it."""
+    """A `Work` of `rank` of the run. `Engine.unwaited` holds it until it is waited for."""
 
     __slots__ = ("_engine", "rank")
     error: BaseException | None = None  # what it raised, if it is a function
@@ -32,8 +31,8 @@ class SimWork(Work):
         """Does `wait` return, or raise, at once?"""
 
     @abstractmethod
-    def await_on(self, strand: Strand) -> object:
-        """`strand` waits for this. Returns what wakes it."""
+    def wake_when_done(self, strand: Strand) -> object:
+        """Have the end of this work wake `strand`. Returns the object to wait for."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -60,26 +59,26 @@ class MessageWork(SimWork):
         self._strand.posted.pop(self, None)
 
     @property
-    def is_cut(self) -> bool:
-        """Can it come no more, because its other side has died or left?"""
-        return self.message.channel.closed and not self._is_over()
+    def is_broken(self) -> bool:
+        """Has the other side died, or called shrink, before the message was complete?"""
+        return self.message.channel.closed and not self._is_complete()
 
     def is_done(self) -> bool:
-        return self._is_over() or self.is_cut
+        return self._is_complete() or self.is_broken
 
     @abstractmethod
-    def _is_over(self) -> bool:
-        """May this end's rank go on?"""
+    def _is_complete(self) -> bool:
+        """Is this end of the message complete?"""
 
     def _finish(self) -> None:
         engine = self._engine
         self._detach()
-        if self.is_cut:
-            raise broken(self.rank, self.message.channel.src, self.message.channel.dst)
-        if not self._is_over():
+        if self.is_broken:
+            raise connection_broken(self.rank, self.message.channel.src, self.message.channel.dst)
+        if not self._is_complete():
             strand = engine.running
             strand.waits_for = (self.message,)
-            engine.wait_for(self.await_on(strand), self.message.label)
+            engine.wait_for(self.wake_when_done(strand), self.message.label)
 
 
 class Sending(MessageWork):
@@ -96,10 +95,10 @@ class Sending(MessageWork):
         self._finish()
         return self._dst
 
-    def _is_over(self) -> bool:
-        return self.message.left
+    def _is_complete(self) -> bool:
+        return self.message.send_done
 
-    def await_on(self, strand: Strand) -> object:
+    def wake_when_done(self, strand: Strand) -> object:
         self.message.sender = strand
         return self.message
 
@@ -127,10 +126,10 @@ class Receiving(MessageWork):
         peer: int = self.message.channel.peer
         return peer
 
-    def _is_over(self) -> bool:
-        return self.message.arrived
+    def _is_complete(self) -> bool:
+        return self.message.recv_done
 
-    def await_on(self, strand: Strand) -> object:
+    def wake_when_done(self, strand: Strand) -> object:
         self.message.receiver = strand
         return self.message
 
@@ -138,15 +137,15 @@ class Receiving(MessageWork):
         source = self.message.channel
         text = f"irecv from {source.src if isinstance(source, Channel) else 'anyone'}"
         m = self.message
-        size = m.nbytes if m.arrived else m.into.nbytes  # -1: an object's is not known
+        size = m.nbytes if m.recv_done else m.into.nbytes  # -1: an object's is not known
         return text if size < 0 else f"{text} of {size:,} bytes"
 
 
 def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
             errors_only: bool = False) -> tuple[int, BaseException] | None:
-    """Find what is wrong with works that were not waited for: (rank, error). The errors of begun
-    functions come first. Works of ranks that crashed don't count, nor do any once
-    others have noticed a death: they may be works that nobody can complete."""
+    """Return (rank, error) for the works that were not waited for. The errors of begun functions
+    come first. Works of crashed ranks don't count; once a death was noticed, none does, as it may
+    be impossible to complete."""
     works = [work for work in unwaited if work.rank not in crashed]
     for work in works:
         if work.error is not None and not isinstance(work.error, RankDied):

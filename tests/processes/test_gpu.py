@@ -34,7 +34,7 @@ def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
 
     class Group:
         def __init__(self, direction: Direction):
-            self.start, self.how = comm.end.transport.start, direction
+            self.start, self.how = comm.endpoint.transport.start, direction
 
         def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
             return self.start([(peer == 1, tensors[0], self.how.peer, self.how.tag ^ 1)])[0]
@@ -45,7 +45,7 @@ def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
             pass
 
     monkeypatch.setattr(Direction, "new_group", lambda direction: Group(direction))
-    return NcclComm(comm.end, comm.members, (*comm.context, "nccl"))
+    return NcclComm(comm.endpoint, comm.members, (*comm.context, "nccl"))
 
 
 def over_nccl(plain: Comm, fn: Callable[[Comm], Any]) -> Any:

@@ -177,7 +177,7 @@ def test_limits_of_time_are_ordered_so_that_the_inner_one_speaks_first() -> None
     ]
     assert limits == sorted(limits)
     assert len(set(limits)) == len(limits)
-    assert launcher._HOLD_S < rank_monitor.GRACE_S  # what a rank printed is shown before its error
+    assert launcher._BUFFER_S < rank_monitor.GRACE_S  # shown before the error
 
 
 def test_a_limit_on_the_size_of_files_is_named() -> None:

@@ -40,7 +40,7 @@ def answering(pipe: tuple[int, int], *pieces: bytes) -> Any:
     os.read(ready, 1)
     os.close(ready)
     os.close(said)
-    return SimpleNamespace(pid=pid, died=None)
+    return SimpleNamespace(pid=pid, wait_status=None)
 
 
 @pytest.mark.parametrize("pieces", [

@@ -164,7 +164,7 @@ def test_a_session_that_nobody_holds_ends() -> None:
 
 
 @pytest.mark.parametrize(("owner", "moment"), [
-    (RankGroup, "_all_came_back"), (RankHandle, "close")])
+    (RankGroup, "_all_answered"), (RankHandle, "close")])
 def test_after_ctrl_c_while_an_error_is_handled_the_next_call_starts_afresh(
     owner: type, moment: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:

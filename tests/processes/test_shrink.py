@@ -66,7 +66,7 @@ def test_a_send_that_gloo_forgets_ends_with_its_peer(anew: bool, tmp_path: Path)
         elif anew and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             dies(comm, 0)
-        comm.end.transport.start = lambda operations: [NeverOver() for _ in operations]  # type: ignore[attr-defined]
+        comm.endpoint.transport.start = lambda operations: [NeverOver() for _ in operations]  # type: ignore[attr-defined]
         dies(comm, 1)
         with pytest.raises(RankDied, match="rank 1"):
             comm.send(torch.ones(2), 1)
@@ -99,7 +99,7 @@ def test_who_looks_for_the_address_of_a_rank_that_has_died_is_told_so() -> None:
 
     for rank in (0, 1):
         asked(rank, partial(ranks[rank].shrink, rank))
-    server.left(1, died=True)
+    server.rank_ended(1, died=True)
     asked(0, look).join(5)
     assert told == ["a rank has died"]
     asked(0, partial(ranks[0].shrink, 0)).join(5)

@@ -202,6 +202,17 @@ def test_a_copy_shows_nothing_until_its_keys_have_moved_as_well() -> None:
     assert with_two_copies(looked_at) == [0, 1, 1]
 
 
+def test_a_pull_of_a_worker_that_is_lost_is_never_answered() -> None:
+    """With a synchronous leader, a worker may die while its pull waits for followers."""
+    def carried_out(one: Replica, other: Replica, sent: Sent) -> Any:
+        for request in (("clock", 1), ("pull", 2, (), ()), ("lose", 3)):
+            one.server.handle(6, request, [])
+        one.server.handle(5, ("clock", 1), [])  # for which the pull has waited
+        return one.server.lost, one.server.clocks.closed
+
+    assert with_two_copies(carried_out) == ([6], 1)
+
+
 # ---- checkpoints --------------------------------------------------------------------------------
 
 

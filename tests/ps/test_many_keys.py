@@ -181,8 +181,8 @@ def test_small_keys_of_a_room_lie_end_to_end() -> None:
         room = node.buffer(range(5))
         node.finish()
         (part,), = room.slices.values()
-        assert part.spot is not None
-        return [room[i].data_ptr() - part.spot.data_ptr() for i in room]
+        assert part.receive_buffer is not None
+        return [room[i].data_ptr() - part.receive_buffer.data_ptr() for i in room]
 
     assert simulate(body, network=uniform(2, 0, 1e9)).values[1] == [0, 24, 48, 72, 96]
 
@@ -256,7 +256,7 @@ def test_places_are_the_same_on_both_sides() -> None:
               for key, x in start().items()]
     worker, server = KeyIndex(), KeyIndex()
     worker.add(pieces)
-    server.add(sorted(pieces, key=lambda piece: worker.of[piece.key]))
+    server.add(sorted(pieces, key=lambda piece: worker.number_of[piece.key]))
     assert worker.keys == server.keys
     every = range(len(pieces))
     assert worker.runs(every) == server.runs(every)

@@ -1,4 +1,4 @@
-"""The agenda of virtual time: what happens when."""
+"""The events to come, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from dtlab.simulator.strands import Strand
 
 
 class Instant:
-    """The events of one instant, in order of planning."""
+    """The events of one instant, in the order in which they were scheduled."""
 
     __slots__ = ("arriving", "calls", "entering", "timeouts", "waking")
 
     def __init__(self) -> None:
-        self.arriving: list[PendingMessage] = []  # the last byte comes, unless rates change
-        self.entering: list[PendingMessage] = []  # the latency has passed
-        self.waking: list[Strand] = []  # the strand has slept enough
-        self.calls: list[Callable[[], None]] = []  # rare: what follows a death
-        # The strand has waited long enough for one of those.
-        self.timeouts: list[tuple[Strand, Sequence[object]]] | None = None
+        self.arriving: list[PendingMessage] = []  # the last byte arrives, unless rates change
+        self.entering: list[PendingMessage] = []  # the latency has passed: bytes enter the links
+        self.waking: list[Strand] = []  # a sleep ends
+        self.calls: list[Callable[[], None]] = []  # consequences of a death
+        self.timeouts: list[tuple[Strand, Sequence[object]]] = []  # of `Engine.wait_for_any`
 
 
-class Agenda:
-    """The instants to come."""
+class EventQueue:
+    """A priority queue of instants."""
 
     def __init__(self) -> None:
         self._instants: dict[float, Instant] = {}
         self._times: list[float] = []  # their times, as a heap
 
     def at(self, when_s: float) -> Instant:
-        """Return what is due at virtual time `when_s`, to be added to."""
+        """Return the events at virtual time `when_s`, for the caller to add to."""
         if when_s == math.inf:
             raise ConfigError("the virtual clock can't hold that many seconds")
         instant = self._instants.get(when_s)
@@ -43,13 +42,13 @@ class Agenda:
         return instant
 
     def pop(self) -> tuple[float, Instant]:
-        """Take out the next one, which there is: (when, what)."""
+        """Remove and return the next instant and its time; there must be one."""
         when_s = heapq.heappop(self._times)
         return when_s, self._instants.pop(when_s)
 
     def delay(self, link: int, now_s: float) -> None:
-        """The latency of `link` has changed: messages that start from now on, because their ports
-        were busy, enter their links at another time."""
+        """The latency of `link` has changed: reschedule matched messages that have not started,
+        because their ports are busy."""
         for instant in list(self._instants.values()):
             for message in instant.entering[:]:
                 if message.start_s >= now_s and link in message.links:
