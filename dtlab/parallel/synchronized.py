@@ -141,19 +141,19 @@ class SynchronizedModule(DistributedModule):
         self._hooks: dict[Tensor, Any] = {
             p: p.register_post_accumulate_grad_hook(GradientHook(self._gradient_hook))
             for p in self.trained if p.numel()}
-        # This lasts as long as the module; copies of that have none.
+        # It lives as long as the module; a copy of the module has none.
         vars(module).setdefault("_wrappers", {})[id(comm)] = Hook(self._gradient_hook)
-        self._wrapped = self._kinds()
-        self._reduces = True  # False within no_sync
-        self._last_reduces = True  # did the last forward run outside no_sync?
-        self._due = False  # has one run outside since the last reduction?
-        self.in_backward = False  # in one that ends with reduced gradients
-        self._ends = False  # does a callback of the whole backward end it?
+        self._wrapped = self._trained_kinds()
+        self._sync = True  # False within no_sync
+        self._last_sync = True  # did the last forward run outside no_sync?
+        self._reduction_due = False  # has one run outside since the last reduction?
+        self.in_backward = False  # does a backward run that ends with reduced gradients?
+        self._finish_queued = False  # does autograd call `_leave_backward` at its end?
         self.samples: int | None = None  # of this rank since the last reduction, if anyone counts
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
-        self._shared = False  # has this step rank 0's buffers?
-        self._counting = False  # within `backward`, which ends the reduction itself
-        self._launched: list[Work] = []  # the reductions that have left in this backward, in order
+        self._buffers_shared = False  # do all ranks have rank 0's buffers in this step?
+        self._in_own_backward = False  # does `backward` run, which ends the reduction itself?
+        self._launched: list[Work] = []  # this backward's reductions under way, in order
 
     # ---- what subclasses provide ---------------------------------------------------------------
 
@@ -207,11 +207,11 @@ class SynchronizedModule(DistributedModule):
             if in_autograd():  # reentrant checkpointing: the hooks see another backward
                 self._check_counted()
             else:
-                self.in_backward = self._ends = False  # an error may have ended the last one
+                self.in_backward = self._finish_queued = False  # the last one may have raised
                 self.wait_for_launched()
-            self._last_reduces = self._reduces
-            self._due |= self._reduces
-            if self._reduces and self.training:
+            self._last_sync = self._sync
+            self._reduction_due |= self._sync
+            if self._sync and self.training:
                 self._share_buffers()
         outputs = self.run_module(*args, **options)
         before_backward_of(outputs, GradientHook(self._enter_backward))
@@ -229,13 +229,13 @@ class SynchronizedModule(DistributedModule):
                                   f"{error}") from error
             raise
 
-    def _kinds(self) -> list[Any]:
+    def _trained_kinds(self) -> list[Any]:
         return [(id(p), p.dtype, p.device) for p in self.module.parameters()
                 if p.requires_grad or p in self.names]  # which may be frozen for a while
 
     def check_parameters(self) -> None:
         """Raise `ConfigError` unless the module trains the parameters that were wrapped."""
-        if self._kinds() != self._wrapped:
+        if self._trained_kinds() != self._wrapped:
             raise ConfigError(f"rank {self.comm.rank}: the module's trained parameters are not "
                               f"those that were wrapped; unfreeze, convert or replace them before "
                               f"wrapping")
@@ -244,11 +244,11 @@ class SynchronizedModule(DistributedModule):
     def no_sync(self) -> Iterator[None]:
         """Accumulate: gradients of forward passes inside add up on each rank until a backward
         outside, or `reduce()`. A step before moves ranks apart, as in DDP; with ZeRO it raises."""
-        before, self._reduces = self._reduces, False
+        before, self._sync = self._sync, False
         try:
             yield
         finally:
-            self._reduces = before
+            self._sync = before
 
     def backward(self, loss: Tensor | None, samples: int) -> int:
         """Backward of a `loss` that is the mean over this rank's `samples`, which may differ from
@@ -273,7 +273,7 @@ class SynchronizedModule(DistributedModule):
                               f"call zero_grad(), which sets them to None, before backward(loss, "
                               f"samples)")
         self.samples = (self.samples or 0) + samples
-        self._due = reduces = self._reduces
+        self._reduction_due = reduces = self._sync
         if reduces:
             if loss is None and self.training:
                 self._share_buffers()
@@ -287,20 +287,20 @@ class SynchronizedModule(DistributedModule):
         return int(self.all_samples)
 
     def _share_buffers(self) -> None:
-        for name, buffer in () if self._shared else self.module.named_buffers():
+        for name, buffer in () if self._buffers_shared else self.module.named_buffers():
             broadcast(self.comm.labelled(f"the buffer {name}"), buffer, algorithm="auto")
-        self._shared = True
+        self._buffers_shared = True
 
     def _run_backward(self, weighted: Tensor) -> None:
         """Run backward of a loss times its samples, which reaches no other wrapped model."""
-        self._counting = True
+        self._in_own_backward = True
         if weighted.requires_grad:
             weighted.register_hook(lambda _: _counted_by.update(
                 {torch._C._current_graph_task_id(): self}))
         try:
             weighted.backward()
         finally:
-            self._counting = False
+            self._in_own_backward = False
             for number in [n for n, model in _counted_by.items() if model is self]:
                 del _counted_by[number]
 
@@ -314,27 +314,27 @@ class SynchronizedModule(DistributedModule):
     def _gradient_hook(self, p: nn.Parameter) -> None:
         """Backward has computed `p.grad`. The first one begins the reduction."""
         self._check_counted()
-        if not (self._due or (self._reduces and self._last_reduces)):
+        if not (self._reduction_due or (self._sync and self._last_sync)):
             return
         if torch.is_grad_enabled():
             raise ConfigError(f"rank {self.comm.rank}: gradients made with backward(create_graph="
                               f"True) can't be reduced: nothing would differentiate the messages")
         if not self.in_backward:
             self._begin()
-            if not (self._counting or self._ends):
+            if not (self._in_own_backward or self._finish_queued):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self.gradient_ready(p)
 
     def _enter_backward(self, *_: Any) -> None:
         """The gradient of an output is there, so this is the whole backward, and not the one that
         reentrant checkpointing runs within it. It may be one that only differentiates inputs."""
-        self._ends = not self._counting
+        self._finish_queued = not self._in_own_backward
         torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
 
     def _leave_backward(self) -> None:
-        if self._ends and self.in_backward:
+        if self._finish_queued and self.in_backward:
             self._finish()
-        self._ends = False
+        self._finish_queued = False
 
     def _begin(self) -> None:
         self.check_parameters()
@@ -343,6 +343,6 @@ class SynchronizedModule(DistributedModule):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        self.in_backward = self._due = self._shared = False
+        self.in_backward = self._reduction_due = self._buffers_shared = False
         self.finish_reduction()
         self.samples = None

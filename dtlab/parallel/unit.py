@@ -111,7 +111,7 @@ class Unit:
 
     @torch.inference_mode(False)
     def free(self) -> None:
-        """The parameters have no values. Who still holds some of `whole` keeps its memory alive."""
+        """Take the parameters' values away. A tensor that views `whole` keeps its memory alive."""
         if self.whole is not None:
             nothing = mark(self.whole.new_full((), torch.nan), "buffers")
             for p in self.parameters:

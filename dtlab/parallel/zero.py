@@ -100,7 +100,7 @@ class Stage1(SynchronizedModule):
         self.units = [Unit(names, comm, dtype or self.trained[0].dtype, offload,
                            self.keeps_parameters) for names in self.owned if names]
         self._unit_of = {p: unit for unit in self.units for p in unit.parameters}
-        self._wrapped = self._kinds()  # now of `dtype`
+        self._wrapped = self._trained_kinds()  # now of `dtype`
 
     def held(self) -> Iterable[Tensor]:
         return [unit.whole for unit in self.units if unit.whole is not None]
@@ -236,14 +236,14 @@ class Stage3(Stage2):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
-        self._readers = 0  # how many `gathered` are there, one within the other?
-        self._running = list[Unit]()  # in forward, perhaps in one that checkpointing runs within it
+        self._gathered_depth = 0  # of `gathered` contexts, one within the other
+        self._in_forward = list[Unit]()  # whose layers run, also within a checkpointed layer
         for unit in self.units:
             unit.use = self._use
         for layer, names in zip(self.layers, self.owned, strict=True):
             if names:
                 self._hook(layer, self._unit_of[next(iter(names))])
-        root = 1 if self.owned[0] else 0  # it begins first, both ways
+        root = 1 if self.owned[0] else 0  # its unit is the first one, forward and backward
         self._backward_order = self.units[:root] + self.units[root:][::-1]
         self.module.register_forward_hook(always_call=True, hook=Hook(  # layers that do not run
             lambda *_: [*map(self._free, list(self._gathers))]))
@@ -261,14 +261,15 @@ class Stage3(Stage2):
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
-            self._running.remove(unit)
-            if not in_autograd() and not self._readers:  # unless checkpointing runs it again
+            self._in_forward.remove(unit)
+            if not in_autograd() and not self._gathered_depth:  # unless checkpointing runs it again
                 unit.take_row()
                 unit.free()
             before_backward_of(outputs, before)
 
         layer.register_forward_pre_hook(Hook(before), prepend=True)  # others read weights
-        layer.register_forward_pre_hook(Hook(lambda *_: self._running.append(unit)), prepend=True)
+        layer.register_forward_pre_hook(Hook(lambda *_: self._in_forward.append(unit)),
+                                        prepend=True)
         layer.register_forward_hook(Hook(after), always_call=True)
 
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values
@@ -276,7 +277,7 @@ class Stage3(Stage2):
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Backward gathers again what forward has freed: see `saved_as_views`."""
         check_not_compiled(self.module)
-        if torch_func_differentiates(allowed=self._readers > 0):  # it takes no such hooks
+        if torch_func_differentiates(allowed=self._gathered_depth > 0):  # it takes no such hooks
             return super().run_module(*args, **options)
         with saved_tensors_hooks(*saved_as_views(self.units, self._use)):
             return super().run_module(*args, **options)
@@ -307,7 +308,7 @@ class Stage3(Stage2):
     def _free(self, unit: Unit) -> None:
         if unit in self._gathers:
             self._gathers.pop(unit)[0].wait()
-        if not self._readers and unit not in self._running:
+        if not self._gathered_depth and unit not in self._in_forward:
             unit.free()
 
     def _launch_reduction(self) -> None:
@@ -335,10 +336,10 @@ class Stage3(Stage2):
     def _gather_all(self) -> None:
         for unit in self.units:
             self._use(unit)
-        self._readers += 1
+        self._gathered_depth += 1
 
     def _free_all(self) -> None:
-        self._readers -= 1
+        self._gathered_depth -= 1
         for unit in self.units:
             unit.take_writes()
             self._free(unit)

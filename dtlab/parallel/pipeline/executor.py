@@ -83,15 +83,15 @@ class Pipeline:
         self.reduced_last = [m for m in modules if last and isinstance(m, SynchronizedModule)]
         # The messages from each other rank, in the order in which it sends them.
         self.messages_from = {
-            rank: [message for action in row if (message := self._handed_on(action))
+            rank: [message for action in row if (message := self._output_message(action))
                    and schedule.rank_of[message.stage] == comm.rank]
             for rank, row in enumerate(schedule.rows) if rank != comm.rank}
         self.tied = tie(comm, tied or {})
 
-    # ---- who hands what to whom ------------------------------------------------------------------
+    # ---- messages between stages -----------------------------------------------------------------
 
-    def _handed_on(self, action: Action) -> Message | None:
-        """Return the message that the action makes, named by the stage that gets it, if any."""
+    def _output_message(self, action: Action) -> Message | None:
+        """Return the message that `action` sends, named by the stage that receives it, if any."""
         stage, kind, micro = action
         if kind == "F" and stage < self.schedule.stages - 1:
             return Action(stage + 1, "F", micro)
@@ -99,7 +99,8 @@ class Pipeline:
             return Action(stage - 1, "B", micro)
         return None
 
-    def _needed(self, action: Action) -> Message | None:
+    def _input_message(self, action: Action) -> Message | None:
+        """Return the message that `action` needs, if any."""
         stage, kind, micro = action
         if kind == "F":
             return action if stage else None
@@ -187,7 +188,7 @@ class Pipeline:
             self._expect(action, now=True)
             for soon in row[number + 1 : number + 2]:
                 self._expect(soon, now=False)
-            message = self._needed(action)
+            message = self._input_message(action)
             if message is not None:
                 self._receive(message)
             with self.comm.compute(str(action), self.seconds(action)):
@@ -292,7 +293,7 @@ class Pipeline:
     # ---- messages --------------------------------------------------------------------------------
 
     def _send_result(self, action: Action, result: list[Tensor]) -> None:
-        message = self._handed_on(action)
+        message = self._output_message(action)
         assert message is not None
         rank = self.schedule.rank_of[message.stage]
         first = message.kind == "F" and message.stage not in self.forms
@@ -314,7 +315,7 @@ class Pipeline:
         """Begin to receive what the action needs, and what its sender sends before that. Unless it
         is needed `now`, only if its form is known: that of a stage's inputs comes with the first of
         them, and their gradients have the same."""
-        message = self._needed(action)
+        message = self._input_message(action)
         if message is None:
             return
         rank = self._sender(message)
