@@ -125,7 +125,7 @@ class Monitor:
         with contextlib.suppress(ValueError):  # only the main thread is sent signals
             self._before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
             self._hears = True
-        threads.start(self._watch, "monitor")
+        self._watching = threads.start(self._watch, "monitor")
 
     error: Exception | None
     _hears = False
@@ -151,7 +151,7 @@ class Monitor:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(self._before)
         self._mouth.close()  # which ends the thread
-        if self.error is not None:  # it has ended
+        if not self._watching.is_alive():
             self._ear.close()
 
     # ---- the thread -----------------------------------------------------------------------------
@@ -185,13 +185,14 @@ class Monitor:
         return any(state.doing in (SEND, RECV, EXCHANGE, WAIT, WAIT_ANY) for state in states)
 
     def _look(self) -> None:
-        """If this rank has waited since the last look, see if there is, or should be, a verdict."""
+        """If this rank has waited since the last look, or the time is over, see if there is, or
+        should be, a verdict."""
         now = self._status.state(self._rank), self._status.streams(self._rank)
         lasts, self._seen = now == self._seen and self._waits(), now
         if lasts or self._published:
             self.publish()
             self._published = lasts
-        if lasts:
+        if lasts or not self._watchdog.pause_s():
             if (error := self.verdict.read()) is not None:
                 self._end(error)
                 return
