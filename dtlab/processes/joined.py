@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import copy
 import gc
+import itertools
 import time
 import weakref
 from collections import Counter
@@ -155,7 +156,10 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
     key = f"group {group.group_name} of {members} on {where.type}"
     limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
     end = copy.copy(joined.end)  # which shares what the rank has but once
-    store = part_of_store(f"{joined.name}, {key}, {next_number(key)}")
+    for attempt in itertools.count():  # the first that nobody has given up
+        store = part_of_store(f"{joined.name}, {key}, {attempt}")
+        if not store.check(["late"]) or store.get("late") == b"none":
+            break
     end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
                                          limit)
     joined.monitor.add(connections)

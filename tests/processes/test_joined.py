@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import dtlab
 from dtlab import Comm, collectives
-from dtlab.processes import hosts, monitor
+from dtlab.processes import hosts, joined, monitor
 from dtlab.processes.run import launch
 from dtlab.processes.status_writer import Threads
 from dtlab.processes.torchrun import started
@@ -109,9 +109,17 @@ def test_groups_subgroups_and_dimensions_of_a_mesh() -> None:
     in_group(4, script)
 
 
-def test_a_destroyed_group_leaves_no_file_and_its_communicator_says_so() -> None:
-    def script(_rank: int, _store: dist.Store) -> None:
+def test_a_group_is_joined_at_a_second_try_and_leaves_no_file_when_destroyed() -> None:
+    def script(rank: int, _store: dist.Store) -> None:
         dtlab.from_process_group()
+        again = dist.new_group([0, 1])
+        if rank == 0:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                monkeypatch.setattr(joined, "_MEET_S", 0.1)
+                said = refused(dtlab.from_process_group, again)
+            assert "from_process_group waited 0.1 s for rank 1" in said
+        dist.barrier()
+        assert dtlab.from_process_group(again).size == 2
         files = []
         for _ in range(4):
             group = dist.new_group([0, 1])
