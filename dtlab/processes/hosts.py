@@ -38,7 +38,9 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
     try:
         store, rank, size = next(dist.rendezvous(
             "env://", rank, size, timeout=timedelta(seconds=timeout_s)))
-        store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
+        about = "\n".join([host, *versions().values()])
+        store = _meet(store, rank, size, about, timeout_s)
+        everyone = [store.get(f"about/{other}").decode().split("\n") for other in range(size)]
     except (dist.DistError, ValueError) as error:
         if time.monotonic() - begun_s < 0.9 * timeout_s:  # something else, such as a port in use
             raise ConfigError(
@@ -47,7 +49,7 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
                          f"hosts, or see why they can't reach it") from None
-    check_same([store.get(f"about/{other}").decode().split("\n") for other in range(size)])
+    check_same(everyone)
     return store, rank, size
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import copy
 import gc
+import itertools
 import time
 import weakref
 from collections import Counter
@@ -79,8 +80,9 @@ def _checked(group: Any) -> dist.ProcessGroup:
         if group.ndim != 1:
             names = group.mesh_dim_names or range(group.ndim)
             raise ConfigError(f"from_process_group takes one dimension of a DeviceMesh, and this "
-                              f"one has {group.ndim}: choose mesh[{next(iter(names))!r}]")
-        group = group.get_group()
+                              f"one has {group.ndim}: choose mesh.get_group({names[0]!r})")
+        here = group.get_coordinate() is not None
+        group = group.get_group() if here else dist.GroupMember.NON_GROUP_MEMBER
     if group is None:
         group = dist.group.WORLD
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -154,7 +156,10 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
     key = f"group {group.group_name} of {members} on {where.type}"
     limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
     end = copy.copy(joined.endpoint)  # which shares what the rank has but once
-    store = part_of_store(f"{joined.name}, {key}")
+    for attempt in itertools.count():  # the first that nobody has given up
+        store = part_of_store(f"{joined.name}, {key}, {attempt}")
+        if not store.check(["late"]) or store.get("late") == b"none":
+            break
     end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
                                          limit)
     joined.monitor.add(connections)
@@ -215,12 +220,14 @@ def connect(store: dist.Store, members: Sequence[int], rank: int, timeout: float
     one has not come after `timeout` seconds. limit: for a wait on the connections."""
     until = time.monotonic() + (timeout or _MEET_S)
     store.set(f"here/{rank}", "")
-    while not store.check([f"here/{member}" for member in members]):
-        if time.monotonic() > until:
-            late = [str(member) for member in members if not store.check([f"here/{member}"])]
-            raise RunTimeout(f"rank {rank}: {call} waited {timeout or _MEET_S:g} s for rank "
-                             f"{' and '.join(late)}; all {len(members)} ranks must call it")
+    while not store.check([f"here/{member}" for member in members]) and time.monotonic() < until:
         time.sleep(0.002)
+    late = [str(member) for member in members if not store.check([f"here/{member}"])]
+    # The first that knows decides for all: nobody connects with one that has given up.
+    late_ranks = store.compare_set("late", "", " and ".join(late) or "none").decode()
+    if late_ranks != "none":
+        raise RunTimeout(f"{call} waited {timeout or _MEET_S:g} s for rank {late_ranks}; all "
+                         f"{len(members)} ranks must call it")
     connections = Connections()
     with connections:
         group = dist.ProcessGroupGloo(store, members.index(rank), len(members), limit)

@@ -120,7 +120,7 @@ class Monitor:
             self._before = signal.set_wakeup_fd(self._signal_writer.fileno(),
                                                 warn_on_full_buffer=False)
             self._gets_signals = True
-        threads.start(self._watch, "monitor")
+        self._watching = threads.start(self._watch, "monitor")
 
     def add(self, connections: Connections) -> None:
         """Close `connections`, too, at the end of the run."""
@@ -143,7 +143,7 @@ class Monitor:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(self._before)
         self._signal_writer.close()  # which ends the thread
-        if self.error is not None:  # it has ended
+        if not self._watching.is_alive():
             self._signal_reader.close()
 
     # ---- the thread -----------------------------------------------------------------------------
@@ -177,13 +177,14 @@ class Monitor:
         return any(state.doing in (SEND, RECV, EXCHANGE, WAIT, WAIT_ANY) for state in states)
 
     def _look(self) -> None:
-        """If this rank has waited since the last call, look for a verdict or a deadlock."""
+        """If this rank has waited since the last call, or the time is over, look for a verdict or
+        a deadlock."""
         now = self._status.state(self._rank), self._status.streams(self._rank)
         lasts, self._seen = now == self._seen and self._waits(), now
         if lasts or self._published:
             self.publish()
             self._published = lasts
-        if lasts:
+        if lasts or not self._watchdog.pause_s():
             if (error := self.verdict.read()) is not None:
                 self._end(error)
                 return

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import dtlab
-from dtlab.errors import ConfigError
+from dtlab.errors import ConfigError, RunTimeout
 from dtlab.processes import hosts
 from dtlab.testbed import HostResult, Testbed
 from tests.parallel.training import difference, one_device
@@ -279,6 +279,20 @@ def test_a_port_in_use_or_no_port_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setenv("MASTER_PORT", str(port))
             with pytest.raises(ConfigError, match=f"rank 0 on .* at here, as MASTER_ADDR.*{why}"):
                 hosts.join(0, 2, "here", 30)
+
+
+def test_hosts_that_were_told_different_numbers_of_ranks_are_missed(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    met: list[object] = []
+    first = threading.Thread(target=lambda: met.append(hosts.join(0, 2, "here", 2)))
+    first.start()
+    with pytest.raises(RunTimeout, match=r"rank 1 on .*: not all of 3 ranks came to here"):
+        hosts.join(1, 3, "here", 2)
+    first.join(60)
+    assert met
 
 
 @pytest.mark.parametrize("what", ["dtlab", "torch", "Python"])

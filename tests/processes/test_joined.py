@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import dtlab
 from dtlab import Comm, collectives
-from dtlab.processes import hosts, monitor
+from dtlab.processes import hosts, joined, monitor
 from dtlab.processes.run import launch
+from dtlab.processes.status_writer import Threads
 from dtlab.processes.torchrun import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -69,7 +70,12 @@ def test_groups_subgroups_and_dimensions_of_a_mesh() -> None:
                 part = dtlab.from_process_group(group)
                 assert part.global_ranks[part.rank] == rank
                 assert collectives.all_reduce(part, torch.tensor([rank])).item() == sum_of_ranks
-        assert "choose mesh['dp']" in refused(dtlab.from_process_group, mesh)
+        assert "choose mesh.get_group('dp')" in refused(dtlab.from_process_group, mesh)
+        if rank:
+            assert f"rank {rank} is not in this group" in refused(
+                dtlab.from_process_group, DeviceMesh("cpu", [0]))
+        else:
+            assert dtlab.from_process_group(DeviceMesh("cpu", [0])).size == 1
         assert "not 7" in refused(dtlab.from_process_group, 7)
 
         in_order = "sort_ranks" in signature(dist.new_group).parameters  # before, torch sorted
@@ -103,9 +109,17 @@ def test_groups_subgroups_and_dimensions_of_a_mesh() -> None:
     in_group(4, script)
 
 
-def test_a_destroyed_group_leaves_no_file_and_its_communicator_says_so() -> None:
-    def script(_rank: int, _store: dist.Store) -> None:
+def test_a_group_is_joined_at_a_second_try_and_leaves_no_file_when_destroyed() -> None:
+    def script(rank: int, _store: dist.Store) -> None:
         dtlab.from_process_group()
+        again = dist.new_group([0, 1])
+        if rank == 0:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                monkeypatch.setattr(joined, "_MEET_S", 0.1)
+                said = refused(dtlab.from_process_group, again)
+            assert "from_process_group waited 0.1 s for rank 1" in said
+        dist.barrier()
+        assert dtlab.from_process_group(again).size == 2
         files = []
         for _ in range(4):
             group = dist.new_group([0, 1])
@@ -152,6 +166,11 @@ def test_what_cannot_end_is_named_on_every_rank_and_torchs_group_stays_whole() -
             time.sleep(2)
         comm.sendrecv(1, 1 - comm.rank, [], 1 - comm.rank)
 
+    def busy(comm: Comm) -> None:
+        for _ in range(300):  # no wait is long
+            time.sleep(0.01)
+            comm.sendrecv(1, 1 - comm.rank, [], 1 - comm.rank)
+
     def fails(comm: Comm) -> None:
         if comm.rank == 1:
             raise ValueError("on rank 1 only")
@@ -165,6 +184,11 @@ def test_what_cannot_end_is_named_on_every_rank_and_torchs_group_stays_whole() -
         said = refused(dtlab.run, slow, timeout=0.5)
         assert said.startswith("RunTimeout"), said
         assert "0  running" in said, said
+        if rank == 0:  # who comes when another has given up hears so
+            time.sleep(1)
+        assert "dtlab.run waited 0.1 s for rank 0" in refused(dtlab.run, slow, timeout=0.1)
+        assert dtlab.run(lambda comm: comm.rank).values == [0, 1]
+        assert refused(dtlab.run, busy, timeout=0.5).startswith("RunTimeout")
         assert "rank 1 raised ValueError" in refused(dtlab.run, fails)
 
         assert refused(cross, dtlab.from_process_group()).startswith("Deadlock")
@@ -178,6 +202,20 @@ def test_what_cannot_end_is_named_on_every_rank_and_torchs_group_stays_whole() -
             assert "dtlab.run waited 0.5 s for rank 1" in said, said
 
     in_group(2, script)
+
+
+def test_a_monitor_whose_rank_has_read_the_verdict_ends_quietly(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    for _ in range(30):
+        store = dist.HashStore()
+        watch = monitor.Monitor(monitor.open_status(store, 0, 1)[0], store, 0, Threads(), None)
+        watch.verdict.set(0, ValueError("the reason"))
+        assert "the reason" in str(watch.why())
+        watch.close()
+        watch._watching.join()
+    assert raised == []
 
 
 # ---- ten lines between a course's interface and ours ---------------------------------------------
