@@ -117,7 +117,7 @@ def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str]
 
 
 def on_gloo(cases: Case | Sequence[Case], judge: Judge = values, requires: Judge | None = None
-         ) -> Check:
+            ) -> Check:
     """Return a check of cases that run on real processes."""
     cases = [cases] if isinstance(cases, Case) else cases
     return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge, requires)
