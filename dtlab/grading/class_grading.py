@@ -96,7 +96,7 @@ def grade_class(
 
 
 def batches(hand_ins: Iterable[HandIn]) -> list[list[HandIn]]:
-    """Split the hand-ins into batches of at most `BATCH`, each of one learner or of no name."""
+    """Split the hand-ins into batches of at most `BATCH`, each of one learner (or of none)."""
     by_learner: dict[str, list[HandIn]] = {}
     for each in hand_ins:
         by_learner.setdefault(each.learner, []).append(each)

@@ -41,7 +41,7 @@ WITH_COLLECTIVES = ("collectives", "cost")  # `Exercise.library` if answers may 
 class Verdict(NamedTuple):
     """A check's verdict on one case. evidence: what the check compared (numbers, tensors, texts;
     default: the words of `actual`). Answers with the same evidence have made the same mistake.
-    clue: the mistake, if the judge knows it, as the error of a schedule does."""
+    clue: the mistake, if the result itself tells it, as the error of a schedule does."""
 
     passed: bool
     actual: str
@@ -67,8 +67,8 @@ class Check:
     cases: Sequence[Case]
     judge: Judge
     requires: Judge | None = None
-    # It believes the meter of the answer's own process. It fails if a check over Gloo finds
-    # `FAR_MORE` memory than that.
+    # The check relies on the meter in the answer's own process, so it fails, too, if a check over
+    # Gloo finds `FAR_MORE` memory.
     metered: bool = False
 
 
