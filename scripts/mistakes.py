@@ -16,8 +16,8 @@ from pathlib import Path
 from dtlab.grading import catalogue
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.mistakes import (
+    KnownMistake,
     Record,
-    Traces,
     hints_in,
     mistakes_in,
     record_file,
@@ -52,7 +52,7 @@ def main() -> int:
         counts = len(mistakes), lose, named
         total = [a + b for a, b in zip(total, counts, strict=True)]
         print(f"{exercise_id:22}{counts[0]:9}{counts[1]:13}{counts[2]:13}")
-        record = Record(hints_in(find_exercise(exercise_id), SOLUTIONS), judged.traces)
+        record = Record(hints_in(find_exercise(exercise_id), SOLUTIONS), judged.known)
         if not asked.check:
             record_file(exercise_id).write_text(record_text(record))
         elif not up_to_date(exercise_id, record):
@@ -70,12 +70,12 @@ def up_to_date(exercise_id: str, record: Record) -> bool:
         for a, b in zip(kept, record.mistakes, strict=True))
 
 
-def _same_prints(kept: Traces, new: Traces) -> bool:
+def _same_prints(kept: KnownMistake, new: KnownMistake) -> bool:
     return all(
         (old is None and mine is None) or (old and mine and old.matches(mine)
                                            and old.sent == mine.sent)
-        for check, rows in new.prints.items()
-        for old, mine in zip(kept.prints.get(check, [None] * len(rows)), rows, strict=True))
+        for check, rows in new.fingerprints.items()
+        for old, mine in zip(kept.fingerprints.get(check, [None] * len(rows)), rows, strict=True))
 
 
 if __name__ == "__main__":

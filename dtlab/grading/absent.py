@@ -1,7 +1,6 @@
 """Parts of this package that a sandboxed process does not have: an answer that needs none of the
 collectives, schedules or planners finds none. Their names can be imported, as a notebook's cells
-do; what is behind them raises `NotYourOwn` once it is called.
-"""
+do; what is behind them raises `NotYourOwn` once it is called."""
 
 from __future__ import annotations
 

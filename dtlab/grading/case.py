@@ -1,4 +1,4 @@
-"""The cases that the referee tries, and their outcomes: plain data, no behaviour."""
+"""Cases (calls of a learner's function) and their outcomes: plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from dtlab.trace import Trace
 
 @dataclass(frozen=True)
 class Submission:
-    """A learner's function, pickled, and what a process needs to open it. Only the sandboxed ranks
-    open it, never the process that judges it. At home it may import what lies beside it."""
+    """A learner's function, pickled, and what a process needs to unpickle it. Only sandboxed ranks
+    unpickle it, never the process that judges. In `check` it may import files beside the notebook.
+    """
 
     pickled: bytes
     path: list[str] = field(default_factory=list)  # sys.path; empty: the sandbox's own
@@ -25,7 +26,7 @@ class Submission:
 
 
 class _Any:
-    """Stands in a `Wanted` for what is not judged."""
+    """The type of `ANY`, a value in a `Wanted` that is not judged."""
 
 
 ANY = _Any()
@@ -33,33 +34,33 @@ ANY = _Any()
 
 @dataclass(frozen=True)
 class Wanted:
-    """An oracle's answer to a case: lists by rank, of numbers, texts, tensors, and collections of
+    """The right results of a case: lists by rank, of numbers, texts, tensors, and collections of
     them. Values that are `ANY` are not judged."""
 
     returns: Sequence[Any] | None = None  # what the function returns; None: not judged
-    leaves: Sequence[Any] | None = None  # its arguments afterwards, a tuple; None: not judged
-    names: tuple[str, ...] = ("x",)  # of these arguments
-    items: tuple[str, ...] = ()  # names of what is returned, if it is several things
+    args_after: Sequence[Any] | None = None  # its arguments after the call; None: not judged
+    names: tuple[str, ...] = ("x",)  # the names of these arguments
+    items: tuple[str, ...] = ()  # the names of what is returned, if it is several things
     what: str = "the right result"  # for the table: "the sum"
-    rtol: float = 0.0  # up to which floats are equal, relative to the largest of their tensor
-    least_bytes: int = 0  # fewer, sent by all ranks, can't have brought these values
+    rtol: float = 0.0  # the largest error of floats, relative to the largest in their tensor
+    least_bytes: int = 0  # these values can't have come in fewer bytes, sent by all ranks
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
     """One call of the learner's function on every rank.
 
-    `args[r]` is what rank r is given, after its communicator. Messages cross `cluster`, or else a
-    uniform network; with one second a message and no limit of bandwidth, the elapsed time counts
-    the rounds.
+    Rank r gets the arguments `args[r]`, after its communicator. Messages cross `cluster`, or else a
+    uniform network. By default a message takes one second and bandwidth is infinite, so that the
+    elapsed time is the number of rounds.
 
-    With a `harness`, a function of a module of ours, the ranks run that, in the sandbox, and it
-    calls the learner's function: for functions that are only a part of what a rank does.
+    harness: a function of an exercise's module, which ranks run in the sandbox, and which calls the
+    learner's function. It is for answers that are only a part of what a rank does.
 
-    With an `oracle`, what a function must not have before it asks for it stays in the referee: the
-    function, or the harness, gets `ask` before its other arguments. Where it calls `ask(*args)`,
-    the referee calls `oracle(rank)(comm, *args)`; so the time of `comm.compute` there is judged,
-    and what it notes of them.
+    oracle: keeps in the referee what a rank must not know before it asks. The rank's function (or
+    harness) gets `ask` before its other arguments. When it calls `ask(*args)`, the referee calls
+    `oracle(rank)(comm, *args)` and sends the result. What the oracle does with `comm.compute` takes
+    simulated time; its attribute `notes` becomes `Outcome.notes`.
     """
 
     tried: str  # for the table: "4 ranks, 10 × float32"
@@ -70,12 +71,12 @@ class Case:
     comm: bool = True  # False: the function takes no communicator
     harness: Callable[..., Any] | None = None  # ours, called as harness(function, comm, *args)
     oracle: Callable[[int], Callable[..., Any]] | None = None  # by rank, made anew for each call
-    meter: bool = False  # measure the memory it takes
-    library: bool = False  # may the function call others of this package, such as collectives?
-    clock: bool = False  # may it read the time, and wait for a limited time? Else `now` stays 0
-    gloo: bool = False  # on real processes over Gloo rather than in the simulator
+    meter: bool = False  # measure the memory that the function takes
+    library: bool = False  # may the function call functions of this package, such as collectives?
+    clock: bool = False  # may the function read the time, and wait with a timeout? Else `now` is 0
+    gloo: bool = False  # run on real processes over Gloo rather than in the simulator
     wanted: Wanted | None = None  # None: the check's judge needs none
-    facts: dict[str, Any] = field(default_factory=dict)  # for the check: n, dtype, …
+    facts: dict[str, Any] = field(default_factory=dict)  # what the judge needs: n, dtype, …
 
     @property
     def ranks(self) -> int:
@@ -90,16 +91,14 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseFailure:
-    """The reason why a call gave no result.
-
-    kind: "raised", "deadlock", "pending", "hung", "died", "limit" or "skipped".
-    """
+    """The reason why a call gave no result. kind: "raised", "deadlock", "pending", "hung", "died",
+    "limit" or "skipped"."""
 
     kind: str
     rank: int = -1
     error: str = ""  # the class of the exception
     message: str = ""
-    at: str = ""  # the learner's line
+    at: str = ""  # the learner's line, "line 3 in step"
     details: str = ""  # a traceback, or the table of waiting ranks
 
 
@@ -108,15 +107,15 @@ class Outcome:
     """The result of a case. If `failure` is set, the rest means nothing."""
 
     values: list[Any] = field(default_factory=list)  # returned, by rank
-    after: list[tuple[Any, ...]] = field(default_factory=list)  # the arguments afterwards, by rank
+    args_after: list[tuple[Any, ...]] = field(default_factory=list)  # the arguments, by rank
     elapsed_s: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace(0))
     peak_bytes: list[int] = field(default_factory=list)  # of tensors and objects, by rank
-    grown_bytes: list[int] = field(default_factory=list)  # the processes, over Gloo, on Linux
+    grown_bytes: list[int] = field(default_factory=list)  # of processes over Gloo, on Linux
     printed: list[str] = field(default_factory=list)
-    objects: int = 0  # how many messages carried an object, not a tensor
-    asked: list[int] = field(default_factory=list)  # how often the oracle answered, by rank
-    notes: list[Any] = field(default_factory=list)  # what the oracle calls its `notes`, by rank
+    objects: int = 0  # the number of messages that carried an object, not a tensor
+    asked: list[int] = field(default_factory=list)  # the number of questions to the oracle, by rank
+    notes: list[Any] = field(default_factory=list)  # the oracle's attribute `notes`, by rank
     failure: CaseFailure | None = None
 
     def printed_by(self, rank: int) -> str:

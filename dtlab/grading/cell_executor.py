@@ -25,16 +25,14 @@ class Executed(NamedTuple):
 
 def execute_cells(server: RankServer, cells: list[SubmittedCell], names: list[str],
                   until_s: float = math.inf) -> Executed:
-    """Execute `cells` one after the other and take the functions called `names`.
-
-    A cell that raises, hangs or ends the process is left out, and noted; the others count. until_s:
-    when the time of the whole hand-in is over (monotonic).
-    """
+    """Execute `cells` one after the other and take the functions called `names`. A cell that
+    raises, hangs or ends the process is left out, and noted; the others count. until_s: when the
+    time of the whole hand-in is over (monotonic)."""
     until_s = min(until_s, time.monotonic() + CELLS_LIMIT_S)
     troubles = {cell.answers: cell.error for cell in cells if cell.error}
-    left = [number for number, cell in enumerate(cells) if cell.code]
+    remaining = [number for number, cell in enumerate(cells) if cell.code]
     while True:
-        wanted = [[number, _file(cells[number], number), cells[number].code] for number in left]
+        wanted = [[n, _file(cells[n], n), cells[n].code] for n in remaining]
         process = UntrustedProcess(server, "cells", cells=wanted, names=names)
         end = _watch(process, until_s)
         how = process.how_it_ended() if end.ended_in is not None and not end.why else ""
@@ -50,10 +48,10 @@ def execute_cells(server: RankServer, cells: list[SubmittedCell], names: list[st
         over = time.monotonic() > until_s
         if over:
             why = f"the cells had not ended after {CELLS_LIMIT_S:g} s"
-        if over or end.ended_in not in left:  # in no cell that could be left out
+        if over or end.ended_in not in remaining:  # no cell to leave out
             return Executed({}, {cell.answers: why for cell in cells} | troubles)
         troubles.setdefault(cells[end.ended_in].answers, why)
-        left.remove(end.ended_in)
+        remaining.remove(end.ended_in)
 
 
 class _End(NamedTuple):
@@ -71,15 +69,15 @@ def _watch(process: UntrustedProcess, until_s: float) -> _End:
     while True:
         try:
             process.start_timing()
-            left_s = max(until_s - time.monotonic(), 0.0)
-            kind, _, said, blobs, _ = process.recv(min(CELL_LIMIT_S, left_s))
+            limit_s = min(CELL_LIMIT_S, max(until_s - time.monotonic(), 0.0))
+            kind, _, fields, blobs, _ = process.recv(limit_s)
             if kind == "done":
-                troubles = {int(number): str(text) for number, text in said["troubles"].items()}
-                names = [str(name) for name in said["names"]]
+                troubles = {int(number): str(text) for number, text in fields["troubles"].items()}
+                names = [str(name) for name in fields["names"]]
                 return _End(None, "", dict(zip(names, map(bytes, blobs), strict=True)), troubles)
-            if int(said["cell"]) <= current:
-                return _End(current)  # it plays for time
-            current = int(said["cell"])
+            if int(fields["cell"]) <= current:
+                return _End(current)  # a hostile process could begin cells without end
+            current = int(fields["cell"])
         except FrameTimeout:
             return _End(current, f"the cell had not ended after {CELL_LIMIT_S:g} s")
         except (ConnectionClosed, KeyError, ValueError, TypeError, AttributeError):

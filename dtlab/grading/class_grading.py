@@ -1,5 +1,5 @@
-"""Grading a class: every hand-in once, each learner's in processes of their own, with results that
-stay."""
+"""Grading a class. Each learner's hand-ins run in their own processes; results are kept for the
+next call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dtlab.grading.report import printable
 from dtlab.grading.submissions import HandIn, find_hand_ins, is_late
 from dtlab.grading.submitted import course_folder
 
-TOGETHER = 4  # a course comes in a few parts, as progress, and for `jobs`
+BATCH = 4  # hand-ins; more would make progress coarse, and leave `jobs` idle
 
 
 @dataclass
@@ -52,23 +52,23 @@ def grade_class(
         raise ConfigError(f"{out} lies in {folder}, where submissions are: write results elsewhere")
     if seed is None and course_folder(course).name == "exercises":
         raise ConfigError("there are no solutions here, so no hidden inputs: draw them by --seed")
-    box = choose_sandbox(sandbox)
+    sandbox = choose_sandbox(sandbox)
     hand_ins = find_hand_ins(folder, out / "unpacked")
-    kept = out / "graded"
-    kept.mkdir(parents=True, exist_ok=True)
-    graders = (PACKAGE / "grading").rglob("*.py")  # a changed check grades anew
+    cache = out / "graded"
+    cache.mkdir(parents=True, exist_ok=True)
+    graders = (PACKAGE / "grading").rglob("*.py")  # if a check has changed, all is graded again
     rules = (f"{seed} {dtlab.__version__} {_digest_of(course_folder(course).glob('*.ipynb'))} "
              f"{_digest_of(graders)}")
 
     def file_of(hand_in: HandIn) -> Path:
         key = hashlib.sha256(f"{rules} {hand_in.name} {hand_in.digest}".encode()).hexdigest()[:24]
-        return kept / f"{key}.json"
+        return cache / f"{key}.json"
 
     def grade(batch: list[HandIn]) -> dict[HandIn, NotebookReport]:
-        reports = grade_hand_ins(batch, course, seed, box)
+        reports = grade_hand_ins(batch, course, seed, sandbox)
         for each, report in reports.items():
-            if ENDED not in report.error:  # that may have been the machine: try again
-                _write_whole(file_of(each), json.dumps(report.to_dict()
+            if ENDED not in report.error:  # maybe the machine's fault: try again next time
+                _write_atomically(file_of(each), json.dumps(report.to_dict()
                                                        | {"answers": report.answers}))
         return reports
 
@@ -76,9 +76,9 @@ def grade_class(
                for each in hand_ins if file_of(each).exists()}
 
     def graded_in_turn() -> Iterator[HandIn]:
-        left = [each for each in hand_ins if each not in reports]
+        remaining = [each for each in hand_ins if each not in reports]
         yield from list(reports)
-        for done in as_completed([pool.submit(grade, batch) for batch in batches(left)]):
+        for done in as_completed([pool.submit(grade, batch) for batch in batches(remaining)]):
             reports.update(done.result())
             yield from done.result()
 
@@ -91,24 +91,24 @@ def grade_class(
     late = {each for each in hand_ins if is_late(each.name)
             or (deadline is not None and each.handed_in > deadline)}
     graded = [Graded(each, reports[each], each in late) for each in hand_ins]
-    _leave_the_last(graded)
+    _mark_superseded(graded)
     return graded
 
 
 def batches(hand_ins: Iterable[HandIn]) -> list[list[HandIn]]:
-    """Split the hand-ins into batches of at most `TOGETHER`, each of one learner or of no name."""
+    """Split the hand-ins into batches of at most `BATCH`, each of one learner (or of none)."""
     by_learner: dict[str, list[HandIn]] = {}
     for each in hand_ins:
         by_learner.setdefault(each.learner, []).append(each)
-    return [theirs[first:first + TOGETHER] for theirs in by_learner.values()
-            for first in range(0, len(theirs), TOGETHER)]
+    return [theirs[first:first + BATCH] for theirs in by_learner.values()
+            for first in range(0, len(theirs), BATCH)]
 
 
-def grade_hand_ins(batch: Sequence[HandIn], course: Path | None, seed: int | None, box: str
+def grade_hand_ins(batch: Sequence[HandIn], course: Path | None, seed: int | None, sandbox: str
                    ) -> dict[HandIn, NotebookReport]:
-    """The reports on one batch. A hand-in that can't be graded has a report, too."""
-    graded = iter(grade_notebooks([each.file for each in batch if not each.problem], course, seed,
-                                  box))
+    """Return the reports on one batch. A hand-in that can't be graded has a report, too."""
+    files = [each.file for each in batch if not each.problem]
+    graded = iter(grade_notebooks(files, course, seed, sandbox))
     reports = {}
     for each in batch:
         report = NotebookReport("", error=each.problem) if each.problem else next(graded)
@@ -118,7 +118,8 @@ def grade_hand_ins(batch: Sequence[HandIn], course: Path | None, seed: int | Non
     return reports
 
 
-def _leave_the_last(graded: list[Graded]) -> None:
+def _mark_superseded(graded: list[Graded]) -> None:
+    """Let only the last hand-in of each learner for each notebook count."""
     last: dict[tuple[str, str], Graded] = {}
     for each in sorted(graded, key=lambda g: (g.hand_in.handed_in, g.hand_in.saved,
                                                g.hand_in.name)):
@@ -134,8 +135,8 @@ def _digest_of(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
-def _write_whole(file: Path, text: str) -> None:
-    """Write all of it or nothing: an interrupted run must not leave half a result."""
+def _write_atomically(file: Path, text: str) -> None:
+    """Write all of the text or nothing, even if the run is interrupted."""
     part = file.with_suffix(f".{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(file)

@@ -16,7 +16,7 @@ from typing import Any
 from dtlab.grading.class_grading import Graded
 from dtlab.grading.exercise import catalogue
 from dtlab.grading.notebook import NotebookReport
-from dtlab.grading.report import Report, pages, printable, text_table, whole
+from dtlab.grading.report import Report, int_if_whole, pages, printable, text_table
 from dtlab.grading.similarity import SHORTEST, alike
 
 SHOWN = 15  # rows of the summary's lists
@@ -38,12 +38,12 @@ class LearnerRow:
     @property
     def points(self) -> float:
         """Points earned."""
-        return whole(sum(report.points for report in self.reports))
+        return int_if_whole(sum(report.points for report in self.reports))
 
     @property
     def max_points(self) -> float:
         """Points that right answers to what was handed in earn."""
-        return whole(sum(report.max_points for report in self.reports))
+        return int_if_whole(sum(report.max_points for report in self.reports))
 
     @property
     def chapters(self) -> list[str]:
@@ -87,7 +87,9 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None,
         rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
         seconds=sum(report.seconds for row in rows for report in row.reports),
         hardest=_hardest(rows), mistakes=_mistakes(rows),
-        alike=alike(_answers(rows))), encoding="utf-8")
+        alike=alike({row.learner: {exercise: code for each in row.graded if each.counts
+                                   for exercise, code in each.report.answers.items()}
+                     for row in rows})), encoding="utf-8")
 
 
 def rows_of(graded: Sequence[Graded], names: Sequence[str] = ()) -> list[LearnerRow]:
@@ -146,11 +148,8 @@ def gradescope_results(reports: Sequence[Report], notes: Sequence[str] = ()) -> 
              row.hint and f"hint: {row.hint}") if part)}
         for report in reports for row in report.rows
     ]
-    return {"score": whole(sum(report.points for report in reports)), "visibility": "visible",
-            "output": "\n".join(notes), "tests": tests}
-
-
-# ---- the summary ---------------------------------------------------------------------------------
+    return {"score": int_if_whole(sum(report.points for report in reports)), "tests": tests,
+            "visibility": "visible", "output": "\n".join(notes)}
 
 
 def _written(rows: Sequence[LearnerRow]) -> list[Report]:
@@ -183,8 +182,3 @@ def _mistakes(rows: Sequence[LearnerRow]) -> list[tuple[tuple[str, str], int]]:
     counts = Counter((report.exercise, hint) for report in _written(rows)
                      for hint in report.hints[:1])
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
-
-
-def _answers(rows: Sequence[LearnerRow]) -> dict[str, dict[str, str]]:
-    return {row.learner: {exercise: code for each in row.graded if each.counts
-                          for exercise, code in each.report.answers.items()} for row in rows}

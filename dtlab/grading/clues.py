@@ -1,5 +1,5 @@
-"""The likely mistake behind a wrong result, for those that can be made in any exercise: ranks that
-wait for each other, what was not waited for, nothing returned, renamed instead of copied, …"""
+"""Clues to mistakes that can be made in any exercise: ranks that wait for each other, operations
+that no rank waited for, nothing returned, a name rebound instead of memory written, …"""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from dtlab.grading.compare import difference
 from dtlab.grading.frames import Opaque
 
 NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
-
-
 REAL = "It works in the simulator, but not on real processes over Gloo."
 
 
 def clue(case: Case, outcome: Outcome) -> str:
-    """The mistake that the outcome shows, if it is one of those; else ""."""
+    """Return the clue to the mistake that the outcome shows; "" if it shows none of these."""
     if outcome.failure is not None:
         return failure_clue(outcome.failure)
     if name := collective_in(case, outcome):
@@ -30,8 +28,8 @@ def clue(case: Case, outcome: Outcome) -> str:
 
 
 def collective_in(case: Case, outcome: Outcome) -> str:
-    """The collective of this package that some message is labelled with, though the case allows
-    none; "" if there is none."""
+    """The collective of this package that sent a message, by the message's label, though the case
+    allows none; "" if there is none."""
     if case.library or outcome.failure:
         return ""
     calls = (re.match(r"(\w+)\(.*algorithm=", m.label) for m in outcome.trace.transfers)
@@ -48,7 +46,7 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
             return _GENERATOR if actual.startswith("<g") else _COROUTINE
     if wanted is None:
         return _NOTHING if outcome.values and outcome.values[0] is None else ""
-    pairs = _judged(wanted.leaves, outcome.after)  # what came, what is right
+    pairs = _argument_pairs(wanted.args_after, outcome.args_after)
     if wanted.returns is not None:
         pairs = list(zip(outcome.values, wanted.returns, strict=True))
         if clue := _return_clue(pairs, wanted):
@@ -73,10 +71,10 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
     return ""
 
 
-def _judged(leaves: Sequence[Any] | None, after: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Pair each judged argument, as the function left it, with its right value."""
-    return [pair for actual, left in zip(after, leaves or (), strict=False)
-            for pair in zip(actual, left, strict=False) if pair[1] is not ANY]
+def _argument_pairs(wanted: Sequence[Any] | None, actual: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return (actual, right) for each argument that is judged. wanted, actual: by rank."""
+    return [pair for args, right in zip(actual, wanted or (), strict=False)
+            for pair in zip(args, right, strict=False) if pair[1] is not ANY]
 
 
 def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
@@ -97,16 +95,17 @@ def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
 
 
 def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
-    """Explain the mistake of an in-place function: a name rebound, or one rank only is right."""
-    ranks = [rank for rank, left in enumerate(wanted.leaves or ()) if left]
-    right = [not any(difference("", *pair, wanted.rtol) for pair in _judged(
-        [(wanted.leaves or ())[rank]], [outcome.after[rank]])) for rank in ranks]
-    if any(difference("", outcome.after[rank], case.args[rank]) for rank in ranks):
+    """Explain the mistake of an in-place function: a name rebound, or only one rank is right."""
+    wanted_args, actual_args = wanted.args_after or (), outcome.args_after
+    ranks = [rank for rank, args in enumerate(wanted_args) if args]
+    right = [not any(difference("", *pair, wanted.rtol) for pair in _argument_pairs(
+        [wanted_args[rank]], [actual_args[rank]])) for rank in ranks]
+    if any(difference("", actual_args[rank], case.args[rank]) for rank in ranks):
         return (f"Only rank {ranks[right.index(True)]} has the right result; every rank must."
                 if sum(right) == 1 < len(ranks) else "")
-    name, results = wanted.names[-1], [pair[1] for pair in _judged(wanted.leaves, outcome.after)]
+    name, pairs = wanted.names[-1], _argument_pairs(wanted_args, actual_args)
     if all(difference("", outcome.values[rank], result, wanted.rtol) is None
-           for rank, result in zip(ranks, results, strict=False)):
+           for rank, (_, result) in zip(ranks, pairs, strict=False)):
         return (f"The returned tensor is right, but {name} itself is unchanged: work in place, on "
                 f"the memory of {name} ({name}[...] = …, {name}.add_(…), {name}.copy_(…), or "
                 f"receive into it).")
@@ -119,8 +118,6 @@ _UNWRITTEN = ("Where it is nan, nothing was written: torch.empty only makes room
 _NOTHING = "The function returns nothing: add `return`."
 OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes "
            "more bytes: send the tensor itself, and receive into a tensor.")
-
-
 _ROUNDED = ("Nearly: these are the right numbers, rounded. Do without round() and //, and without "
             "float32 where float64 came in (dtype=x.dtype, torch.empty_like(x)).")
 _GENERATOR = ("The function has a yield, or returns `(… for …)`, so a generator comes back: return "
@@ -129,7 +126,7 @@ _COROUTINE = "The function is an `async def`, so a coroutine comes back: write `
 
 
 def _leaves(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """The single values in pairs of what came and what is right, as far as they are built alike."""
+    """Yield (actual, right) of the single values in such pairs, if both have the same structure."""
     for actual, right in pairs:
         if isinstance(right, dict) and isinstance(actual, dict) and set(actual) == set(right):
             yield from _leaves((actual[key], right[key]) for key in right)
@@ -141,7 +138,7 @@ def _leaves(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
 
 
 def _kind_clue(actual: Any, right: Any) -> str:
-    """Explain that something of another kind came than what is right; "" if it is of its kind."""
+    """Explain that `actual` is of another kind than `right`; "" if it is of the same kind."""
     if isinstance(actual, dict) and isinstance(right, dict):
         return ("A dictionary has other keys than asked for: is one missing, too many, or of "
                 "another type (1 is not \"1\")?")
@@ -162,7 +159,7 @@ _KINDS: dict[Any, str] = {
 
 
 def _rounded(actual: Any, right: Any) -> bool:
-    """Is `actual` what is right, to about the digits of float32, or cut to a few of them?"""
+    """Is `actual` the right value in about the precision of float32, or rounded to a few digits?"""
     if isinstance(right, torch.Tensor) and right.is_floating_point():
         most = right.abs().max().double() if right.numel() else 0.0
         return bool(((actual.double() - right.double()).abs() <= 1e-5 * most).all())
@@ -183,7 +180,7 @@ def _scaled(actual: Any, right: Any, factor: float) -> bool:
 
 
 def failure_clue(failure: CaseFailure) -> str:
-    """The likely mistake behind a call that gave no result; "" if it isn't clear."""
+    """Return the clue to why a call gave no result; "" if that isn't clear."""
     if failure.kind == "deadlock":
         return _deadlock_clue(failure)
     if failure.kind != "raised":
@@ -195,7 +192,7 @@ def failure_clue(failure: CaseFailure) -> str:
 
 
 def error_clue(failure: CaseFailure | None) -> str:
-    """An error of which nothing else is known; "" if none was raised."""
+    """Quote an error for which there is no clue; "" if none was raised."""
     if failure is None or failure.kind != "raised":
         return ""
     said = f"{failure.error}: {failure.message}".removesuffix(": ")

@@ -1,4 +1,4 @@
-"""Is what came what was wanted? And have two answers left the same behind?"""
+"""Differences between actual and wanted values; fingerprints, to compare results of two answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import torch
 from dtlab.grading.case import ANY
 from dtlab.grading.frames import Opaque
 
-Difference = tuple[str, str]  # what came, what was wanted
+Difference = tuple[str, str]  # the actual value, the wanted value
 
 
 def difference(name: str, actual: Any, wanted: Any, rtol: float = 0.0) -> Difference | None:
-    """The first place in which `actual` is not `wanted`, in words; None if there is none. Lists and
-    tuples are alike. rtol: how far floats may be off, relative to the largest of their tensor."""
+    """Describe the first place in which `actual` differs from `wanted`; None if there is none. A
+    list equals a tuple of the same items. rtol: the largest error of floats, relative to the
+    largest in their tensor."""
     if wanted is ANY:
         return None
     if isinstance(wanted, torch.Tensor):
@@ -49,13 +50,13 @@ def _tensor_difference(name: str, actual: Any, wanted: torch.Tensor, rtol: float
         return f"{name} is {kind}", "a tensor"
     if actual.shape != wanted.shape or actual.dtype != wanted.dtype:
         return f"{name}: {_kind(actual)}", _kind(wanted)
-    off = actual != wanted
+    wrong = actual != wanted
     if rtol and wanted.numel():
         most = wanted.abs().max().double()
-        off &= ~((actual.double() - wanted.double()).abs() <= rtol * most.clamp(min=1e-30))
-    if not off.any():
+        wrong &= ~((actual.double() - wanted.double()).abs() <= rtol * most.clamp(min=1e-30))
+    if not wrong.any():
         return None
-    at = tuple(off.nonzero()[0].tolist())
+    at = tuple(wrong.nonzero()[0].tolist())
     place = f"{name}[{', '.join(map(str, at))}]" if at else name
     x, y = actual[at].item(), wanted[at].item()
     return f"{place} = {_digits(x, y)}", _digits(y, x)
@@ -66,8 +67,8 @@ def _kind(x: torch.Tensor) -> str:
 
 
 def _says(name: str, actual: Any) -> str:
-    whole = re.fullmatch(r"result|rank \d+", name)
-    return f"{name} {'returned' if whole else '='} {actual!r}"[:80]
+    is_all = re.fullmatch(r"result|rank \d+", name)
+    return f"{name} {'returned' if is_all else '='} {actual!r}"[:80]
 
 
 def _digits(x: Any, other: Any) -> str:
@@ -80,26 +81,23 @@ def _digits(x: Any, other: Any) -> str:
 
 
 class Fingerprint(NamedTuple):
-    """An answer's result in a few numbers: two weighted sums of all its numbers, and the sum of
-    their absolute values; and a hash of all else: texts, lengths, shapes.
+    """A short summary of a verdict's evidence. Equal evidence has equal fingerprints, up to
+    rounding; different evidence has so only by chance."""
 
-    Equal answers have equal fingerprints, up to rounding; others do so only by chance.
-    """
-
-    kind: str
-    sums: tuple[float, float]
-    amount: float
-    rtol: float  # what rounding may do to the numbers
+    kind: str  # a hash of all that is no number: texts, lengths, shapes
+    sums: tuple[float, float]  # two weighted sums of all numbers
+    amount: float  # the sum of their absolute values
+    rtol: float  # the error that rounding may cause
     sent: str = ""  # a hash of the bytes that each rank has sent
 
     def matches(self, other: Fingerprint) -> bool:
-        """Are the two of the same result, whatever was sent for it?"""
-        room = max(self.rtol, other.rtol) * (self.amount + other.amount) + 1e-12
+        """Are the two of the same evidence? What was sent does not count."""
+        tolerance = max(self.rtol, other.rtol) * (self.amount + other.amount) + 1e-12
         return self.kind == other.kind and all(
-            abs(a - b) <= room for a, b in zip(self.sums, other.sums, strict=True))
+            abs(a - b) <= tolerance for a, b in zip(self.sums, other.sums, strict=True))
 
 
-_MOST_NUMBERS = 1 << 25  # of a fingerprint: two vectors as large as any that the course asks for
+_MOST_NUMBERS = 1 << 25  # later tensors don't count; two of the course's largest vectors fit
 _ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 _IRRATIONAL = 5**0.5 / 2, 2**0.5  # the fractional parts of their multiples are the weights
 
@@ -108,12 +106,12 @@ def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
     """Fingerprint numbers, texts, tensors, and collections of them. sent: bytes, by rank."""
     words: list[str] = []
     numbers: list[np.ndarray[Any, Any]] = [np.zeros(0)]
-    rtol, room = 1e-7, _MOST_NUMBERS
+    rtol, remaining = 1e-7, _MOST_NUMBERS
     for leaf in _leaves(tree):
         if isinstance(leaf, torch.Tensor):
             words.append(f"{leaf.dtype} {tuple(leaf.shape)}")
-            room -= leaf.numel()
-            if room >= 0:
+            remaining -= leaf.numel()
+            if remaining >= 0:
                 numbers.append(_real(leaf))
             rtol = max(rtol, _ROUNDING.get(leaf.dtype, 0.0))
         elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
@@ -123,9 +121,9 @@ def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
         else:
             words.append(str(leaf))
     values = np.concatenate(numbers)
-    odd = ~np.isfinite(values)
-    words.append(str(np.flatnonzero(odd)[:100].tolist()))
-    values[odd] = 0.0
+    not_finite = ~np.isfinite(values)
+    words.append(str(np.flatnonzero(not_finite)[:100].tolist()))
+    values[not_finite] = 0.0
     places = np.arange(1, len(values) + 1)
     first, second = (float((values * (places * number % 1)).sum()) for number in _IRRATIONAL)
     return Fingerprint(_hash("\n".join(words)), (first, second), float(np.abs(values).sum()), rtol,
@@ -142,7 +140,7 @@ def _real(x: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """The parts of `tree`, and a word for each collection. Lists and tuples are alike."""
+    """Yield the values in `tree`, and a word for each collection, the same for lists and tuples."""
     if isinstance(tree, dict):
         yield f"dictionary of {len(tree)}"
         for key, value in tree.items():

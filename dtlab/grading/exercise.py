@@ -1,5 +1,5 @@
-"""Exercises: each is one file in `dtlab/grading/exercises/`, which defines `EXERCISE`; its place in
-the course stands in `CHAPTERS`."""
+"""The types of an exercise, and the catalogue of all. Each file in `dtlab/grading/exercises/`
+defines one `EXERCISE`; `CHAPTERS` says in which chapter it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
-from dtlab.grading.report import whole
+from dtlab.grading.report import int_if_whole
 
 CHAPTERS = {
     "00": ("hello-ranks", "fix-deadlock"),
@@ -33,22 +33,22 @@ CHAPTERS = {
     "15": ("restart-bits", "surviving-checkpoint", "best-interval", "shrink"),
 }
 
-
-FAR_MORE = "a process takes far more memory"  # than its own meter says
-WITH_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may do so
+# The result of a check if a process takes far more memory than its own meter says.
+FAR_MORE = "a process takes far more memory"
+WITH_COLLECTIVES = ("collectives", "cost")  # `Exercise.library` if answers may call collectives
 
 
 class Verdict(NamedTuple):
-    """A check's verdict on one case. `shows`: what it has looked at (numbers, tensors, texts; by
-    default the words of `actual`): answers that show the same have made the same mistake. `clue`:
-    the mistake, where the result itself tells it, as the error of a schedule does."""
+    """A check's verdict on one case. evidence: what the check compared (numbers, tensors, texts;
+    default: the words of `actual`). Answers with the same evidence have made the same mistake.
+    clue: the mistake, if the result itself tells it, as the error of a schedule does."""
 
     passed: bool
     actual: str
     expected: str
     nbytes: str = ""  # "used / allowed"
     rounds: str = ""
-    shows: Any = None
+    evidence: Any = None
     clue: str = ""
 
 
@@ -57,11 +57,9 @@ Judge = Callable[[Case, Outcome], Verdict]
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the report: all its cases must pass to earn its points.
-
-    The cost of an answer counts once its values are right: such a check has `requires`, the judge
-    of the values, and is not looked at unless the exercise's first check passes.
-    """
+    """One row of the report: all its cases must pass to earn its points. A check of an answer's
+    cost has `requires`, the judge of the answer's values: a case's cost is judged only if its
+    values are right, and only once the exercise's first check passes."""
 
     name: str
     points: float
@@ -69,20 +67,22 @@ class Check:
     cases: Sequence[Case]
     judge: Judge
     requires: Judge | None = None
-    metered: bool = False  # by the answer's own process: real ones must not show otherwise
+    # The check relies on the meter in the answer's own process, so it fails, too, if a check over
+    # Gloo finds `FAR_MORE` memory.
+    metered: bool = False
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """`build(seed)` makes the checks: the notebook's check uses seed 0, the hidden tests another,
-    so that an answer fitted to the shown cases earns nothing. The mistakes that people make in it,
-    and all hints, are in `solutions/mistakes/`: see `dtlab.grading.mistakes`."""
+    """`build(seed)` makes the checks. The notebook's check uses seed 0, the hidden tests another
+    seed, so that an answer fitted to the shown cases earns nothing. Hints, and the mistakes that
+    people make, are in `solutions/mistakes/`: see `dtlab.grading.mistakes`."""
 
     id: str
     title: str
     function: str  # the name that the learner defines
     build: Callable[[int], list[Check]]
-    # The parts of this package that its ranks find in the sandbox; "-…": without this module.
+    # The parts of this package that its ranks can import in the sandbox; "-…": not this module.
     library: tuple[str, ...] = ()
 
     @property
@@ -93,17 +93,17 @@ class Exercise:
     @property
     def points(self) -> float:
         """The points that a right answer earns."""
-        return whole(sum(check.points for check in self.build(0)))
+        return int_if_whole(sum(check.points for check in self.build(0)))
 
 
 def module_name(exercise_id: str) -> str:
-    """ring_all_reduce, of "ring-all-reduce": the name of its files."""
+    """Return the name of the exercise's files: "ring-all-reduce" gives "ring_all_reduce"."""
     return exercise_id.replace("-", "_")
 
 
 @cache
 def find_exercise(exercise_id: str) -> Exercise:
-    """The exercise of this id, else `ConfigError` that lists the known ones. No other is loaded."""
+    """Load the exercise of this id alone. `ConfigError` lists the known ids."""
     known = [each for ids in CHAPTERS.values() for each in ids]
     if exercise_id not in known:
         raise ConfigError(

@@ -88,8 +88,8 @@ class FrameSocket:
 
     def wait(self, until_s: float) -> bool:
         """Has something come, or has the peer closed its end, by `until_s`?"""
-        left_s = max(until_s - time.monotonic(), 0.0)
-        return bool(select.select([self._sock], [], [], left_s)[0])
+        timeout_s = max(until_s - time.monotonic(), 0.0)
+        return bool(select.select([self._sock], [], [], timeout_s)[0])
 
     def close(self) -> None:
         """Close this end."""
@@ -102,21 +102,19 @@ class FrameSocket:
     def _exactly(self, count: int, until_s: float) -> bytearray:
         """Receive `count` bytes, without a second copy, which would count as the rank's memory."""
         data = bytearray(count)
-        left = memoryview(data)
-        while left:
+        remaining = memoryview(data)
+        while remaining:
             self._limit(until_s)
-            length = self._sock.recv_into(left, min(len(left), 1 << 20))
+            length = self._sock.recv_into(remaining, min(len(remaining), 1 << 20))
             if not length:
                 raise ConnectionResetError("the peer closed its end")
-            left = left[length:]
+            remaining = remaining[length:]
         return data
 
     def _limit(self, until_s: float) -> None:
         """Make the next socket call give up at `until_s`."""
-        if until_s == math.inf:
-            self._sock.settimeout(None)
-            return
-        self._sock.settimeout(max(until_s - time.monotonic(), 1e-4))
+        self._sock.settimeout(None if until_s == math.inf
+                              else max(until_s - time.monotonic(), 1e-4))
 
 
 def frame_socket_pair() -> tuple[FrameSocket, FrameSocket]:
@@ -147,8 +145,8 @@ def tensor_from(data: Blob, dtype: str, shape: list[int]) -> torch.Tensor:
         raise ValueError(f"{len(data)} bytes can't fill a {dtype} tensor of shape {shape}")
     if not data:
         return torch.empty(sizes, dtype=kind, device="cpu")
-    whole = data if isinstance(data, bytearray) else bytearray(data)
-    return torch.frombuffer(whole, dtype=kind).reshape(sizes)
+    writable = data if isinstance(data, bytearray) else bytearray(data)
+    return torch.frombuffer(writable, dtype=kind).reshape(sizes)
 
 
 _NO_NUMBERS = re.compile(r"q|bits|u?int[1-7]$|float4")  # dtypes with which torch can't compute
@@ -190,8 +188,9 @@ def encode(value: Any, blobs: list[Blob]) -> Any:
 
 
 def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
-    """Decode what `encode` made. Builds plain values only, whatever comes in; and no set of them
-    takes long: many larger numbers could be made to have one hash."""
+    """Decode what `encode` made; build plain values only, whatever comes in. Integers beyond the
+    modulus of Python's hash become `Opaque`: many could have one hash, which makes dictionaries
+    slow."""
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     kind, content = tree

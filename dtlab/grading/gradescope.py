@@ -28,8 +28,8 @@ def grade_submission(root: Path) -> None:
     with tempfile.TemporaryDirectory() as unpacked:
         try:
             hand_ins = find_hand_ins(root / "submission", Path(unpacked))
-            told = grade_hand_ins(hand_ins, course, settings["seed"], choose_sandbox())
-            found = list(told.values())
+            found = list(grade_hand_ins(hand_ins, course, settings["seed"],
+                                        choose_sandbox()).values())
             notes = [f"{report.path}: {report.error}" for report in found if report.error]
         except ConfigError as error:
             found, notes = [], [str(error).replace(str(root), "")]

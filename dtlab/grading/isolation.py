@@ -1,11 +1,10 @@
-"""The sandbox of a submission's processes: what they can see of this machine.
+"""The sandboxes of a submission's processes: what these can see of this machine.
 
-    bubblewrap  in namespaces of their own, without network, with nothing in sight but Python, its
-                libraries and the parts of this package that the answer may use; a home in memory,
-                empty
-    nobody      under the user nobody, for root in a container that allows no namespaces; what must
-                stay secret has to be unreadable to others
-    none        as the user who grades: for one's own code only
+    bubblewrap  own namespaces, no network, no files but Python, its libraries, the parts of this
+                package that the answer may use, and an empty home in memory
+    nobody      the user nobody, for root in a container that allows no namespaces; secret files
+                must be unreadable to others
+    none        the user who grades: for one's own code only
 
 In all of them, on Linux, each rank may only make the system calls of `system_calls`.
 """
@@ -29,9 +28,9 @@ from dtlab.grading.system_calls import can_restrict
 
 SANDBOXES = ("bubblewrap", "nobody", "none")
 PACKAGE = Path(dtlab.__file__).resolve().parent
-SECRET = ("grading/exercises",)  # of the package: oracles, and what mistakes leave behind
+SECRET = PACKAGE / "grading" / "exercises"  # oracles, and fingerprints of mistakes
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache")
-_SAME_CPU = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "LD_LIBRARY_PATH")  # what numbers depend on
+_SAME_CPU = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "LD_LIBRARY_PATH")  # bits of results depend on it
 HOME = "/home/learner"
 NOBODY = 65534
 
@@ -74,14 +73,14 @@ def _obstacle(name: str) -> str:
 
 def check_secrets(folders: list[Path]) -> None:
     """For the sandbox nobody, raise `ConfigError` unless others can read none of these folders."""
-    for folder in [*(PACKAGE / part for part in SECRET), *folders]:
-        if folder.exists() and not _closed(folder.resolve()):
+    for folder in [SECRET, *folders]:
+        if folder.exists() and not _hidden_from_others(folder.resolve()):
             raise ConfigError(f"the sandbox nobody can't hide {folder}, which every user may read: "
                               f"chmod -R go-rwx {folder}")
 
 
-def _closed(path: Path) -> bool:
-    """Does this path, or a folder above it, keep others out?"""
+def _hidden_from_others(path: Path) -> bool:
+    """Do the permissions of this path, or of a folder above it, keep other users out?"""
     own = path.stat().st_mode
     if not own & (stat.S_IROTH | stat.S_IXOTH):
         return True
@@ -91,7 +90,7 @@ def _closed(path: Path) -> bool:
 def start_isolated(sandbox: str, arguments: list[str], fd: int, library: Sequence[str] = ()
                    ) -> subprocess.Popen[bytes]:
     """Start Python with these arguments in bubblewrap or as nobody, with one open descriptor.
-    library: the parts of this package in sight, besides what a rank is made of."""
+    library: the parts of this package that the process can import besides `PRESENT`."""
     quiet = subprocess.DEVNULL
     return subprocess.Popen(_command(sandbox, arguments, library), pass_fds=[fd],
                             **_popen_options(sandbox), stdin=quiet, stdout=quiet, stderr=quiet,
@@ -99,8 +98,8 @@ def start_isolated(sandbox: str, arguments: list[str], fd: int, library: Sequenc
 
 
 def _command(sandbox: str, arguments: list[str], library: Sequence[str] = ()) -> list[str]:
-    walls = bubblewrap(library) if sandbox == "bubblewrap" else []
-    return [*walls, sys.executable, "-s", "-P", *arguments]
+    wrapper = bubblewrap(library) if sandbox == "bubblewrap" else []
+    return [*wrapper, sys.executable, "-s", "-P", *arguments]
 
 
 def _popen_options(sandbox: str) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def _popen_options(sandbox: str) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment that a submission sees: nothing of the teacher's."""
+    """Return all environment variables of a submission's processes: none of the teacher's."""
     own = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
            "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1",
            "MPLCONFIGDIR": "/tmp",  # matplotlib can't be imported without one that seems writable
@@ -121,19 +120,18 @@ def environment() -> dict[str, str]:
 
 
 def bubblewrap(library: Sequence[str] = ()) -> list[str]:
-    """The command that walls a program off: what is not named here is not there. library: as in
+    """The bubblewrap command: a program under it sees only the paths named here. library: as in
     `start_isolated`."""
-    seen = [*_SYSTEM, *{sys.prefix, sys.base_prefix, *_linked_interpreters()}]
+    visible = [*_SYSTEM, *{sys.prefix, sys.base_prefix, *_linked_interpreters()}]
     parts = [path for name in (*PRESENT, *library)
              for path in (PACKAGE / name, PACKAGE / f"{name}.py")
              if path.exists()]
-    hidden = [str(PACKAGE / part) for part in SECRET if (PACKAGE / part).is_dir()]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user",
                "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
                "--tmpfs", HOME, "--dir", "/tmp", "--dev", "/dev", "--setenv", "TMPDIR", HOME,
                "--setenv", "MPLCONFIGDIR", HOME,
                "--tmpfs", "/dev/pts"]  # no terminals: ranks could count each other's
-    for path in seen:
+    for path in visible:
         command += ["--ro-bind-try", path, path]
     command += ["--tmpfs", str(PACKAGE)]  # also if it lies in sys.prefix
     for part in parts:
@@ -141,8 +139,7 @@ def bubblewrap(library: Sequence[str] = ()) -> list[str]:
     for part in (PACKAGE.joinpath(*name.split(".")) for name in taken_out(library)):
         for file in (part.with_suffix(".py"), *part.parent.glob(f"__pycache__/{part.name}.*")):
             command += ["--ro-bind", "/dev/null", str(file)]
-    for path in hidden:
-        command += ["--tmpfs", path, "--remount-ro", path]
+    command += ["--tmpfs", str(SECRET), "--remount-ro", str(SECRET)]
     command += ["--remount-ro", str(PACKAGE)]
     for path in ("/dev/pts", "/dev", "/"):
         command += ["--remount-ro", path]
@@ -150,7 +147,7 @@ def bubblewrap(library: Sequence[str] = ()) -> list[str]:
 
 
 def _linked_interpreters() -> list[str]:
-    """The folders in which the links from sys.executable to the program itself lie."""
+    """The folders of the links from sys.executable to the Python program itself."""
     found, path = [], Path(sys.executable)
     while path.is_symlink():
         path = path.parent / path.readlink()

@@ -1,8 +1,8 @@
 """The judge: grades an answer by the checks of an exercise.
 
-`grade_answer` runs in a process of its own, forked from the fork server, so that nothing the
-learner's notebook has patched (torch.equal, time, dtlab itself) reaches it; the submission runs in
-others, which a `RankServer` forks.
+`grade_answer` runs in a process of its own, forked from the fork server, so that nothing that the
+learner's notebook has patched (torch.equal, time, dtlab itself) reaches it. The submission runs in
+other processes, which a `RankServer` forks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtlab.grading import clues
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
 from dtlab.grading.compare import Fingerprint, fingerprint
 from dtlab.grading.exercise import FAR_MORE, Check, Exercise, Verdict
-from dtlab.grading.mistakes import Traces, hint_of, recorded
+from dtlab.grading.mistakes import KnownMistake, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
 from dtlab.grading.referee import CASE_LIMIT_S
 from dtlab.grading.report import Report, Row
@@ -27,37 +27,36 @@ from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.verdicts import verdict_of
 from dtlab.processes.run import launch
 
-LIMIT_S = 3600.0  # of a process; nothing hangs, and what follows is stricter
+LIMIT_S = 3600.0  # of the judge's process: a last resort, as each case has its own limit
 TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes two
 
 RunCase = Callable[[Case], Outcome]
-Known = Callable[[], Sequence[Traces]]  # what the exercise's mistakes leave behind
+KnownMistakes = Callable[[], Sequence[KnownMistake]]
 
 
 class Trial(NamedTuple):
-    """A case of a check, and what the check says of its outcome, of which nothing large is kept.
-    number: of the case, among the check's."""
+    """A case of a check, and the check's verdict on its outcome, whose values are dropped."""
 
-    number: int
+    number: int  # of the case, among the check's cases
     case: Case
     outcome: Outcome
     verdict: Verdict
-    left: Fingerprint | None  # what the answer left behind; None: it passed
-    clue: str = ""  # of the first that fails
+    fingerprint: Fingerprint | None  # of the verdict's evidence; None: it passed
+    clue: str = ""  # only of a check's first case that fails
 
 
-Trials = Mapping[str, list[Trial]]  # by check; one that is missing was not tried
+Trials = Mapping[str, list[Trial]]  # check → its trials; a check that was not tried has no entry
 
 
 def grade_answer(server: RankServer, submission: Submission, exercise: Exercise, seed: int,
-                 known: Known | None = None, until_s: float = math.inf) -> Report:
-    """Run all cases of the exercise on processes of `server`, then judge. known: what the mistakes
-    leave behind with this seed; default: what is recorded, of seed 0. until_s: when the time of the
-    whole hand-in is over (monotonic)."""
+                 known: KnownMistakes | None = None, until_s: float = math.inf) -> Report:
+    """Run all cases of the exercise on processes of `server`, then judge. known: the fingerprints
+    of mistakes with this seed; default: those that are recorded, of seed 0. until_s: when the time
+    of the hand-in is over (monotonic)."""
     began = time.monotonic()
     checks, sandbox = exercise.build(seed), Sandbox(submission, server)
     if known is None:
-        def known() -> Sequence[Traces]:
+        def known() -> Sequence[KnownMistake]:
             return recorded(exercise.id).mistakes if seed == 0 else ()
     try:
         report = report_of(exercise, checks, try_all(checks, sandbox.run_case, until_s), known)
@@ -70,42 +69,43 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
 
 
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function(*args)` in a process that the caller's has not touched, and that may fork."""
-    return launch(_alone, (function, args), 1, timeout=LIMIT_S).values[0]
+    """Call `function(*args)` in a process that shares nothing with the caller, and may fork."""
+    return launch(_call_ready_to_fork, (function, args), 1, timeout=LIMIT_S).values[0]
 
 
-def _alone(_comm: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _call_ready_to_fork(_comm: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     prepare_to_fork()
     return function(*args)
 
 
 def prepare_to_fork() -> None:
-    """Leave no threads of torch, and no process group, which a fork would inherit dead."""
+    """End torch's threads and process group, which would not work in a forked process."""
     torch.set_num_threads(1)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def try_all(checks: Sequence[Check], run_case: RunCase, until_s: float = math.inf) -> Trials:
-    """Run all cases and judge their outcomes: first in the simulator, then, if the first check
-    passes, what costs count and what runs on real processes."""
+    """Run all cases and judge their outcomes. Cases in the simulator run first. Checks of cost, and
+    those over Gloo, count only if the exercise's first check passes."""
     until_s = min(until_s, time.monotonic() + TOTAL_LIMIT_S)
     judged: dict[tuple[str, int], Trial] = {}  # by check and number
-    _run_cases(run_case, [check for check in checks if not is_real(check)], judged, until_s)
+    _run_cases(run_case, [check for check in checks if not runs_on_gloo(check)], judged, until_s)
     trials: dict[str, list[Trial]] = {}
     for check in checks:
         right = all(trial.verdict.passed for trial in trials.get(checks[0].name, []))
-        if not right and (check.requires or is_real(check)):
+        if not right and (check.requires or runs_on_gloo(check)):
             continue
-        if is_real(check):
+        if runs_on_gloo(check):
             _run_cases(run_case, [check], judged, until_s)
         trials[check.name] = [judged[check.name, number] for number in range(len(check.cases))
                               if (check.name, number) in judged]
     return trials
 
 
-def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known: Known) -> Report:
-    """The report on an answer; its hints are of the mistakes that are `known`."""
+def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known: KnownMistakes
+              ) -> Report:
+    """Return the report on an answer. known: the mistakes whose hints it may earn."""
     report = Report(exercise.id, exercise.title)
     failed = {name for name, each in trials.items() if not all(t.verdict.passed for t in each)}
     usual = recorded(exercise.id).hints
@@ -114,15 +114,15 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
             row = _row_of(check, trials[check.name])
             if row.looked_at and not row.passed:
                 row.hint = _hint(check, trials[check.name], report.rows, known(), failed,
-                                 clues.REAL if is_real(check) else usual.get(check.name, ""))
+                                 clues.REAL if runs_on_gloo(check) else usual.get(check.name, ""))
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
         report.rows.append(row)
-    if any(row.actual == FAR_MORE for row in report.rows):  # what the answer's meter said was wrong
+    if any(row.actual == FAR_MORE for row in report.rows):  # so the answer has fooled its meter
         report.rows = [replace(row, passed=False, points=0, actual=FAR_MORE)
                        if check.metered and row.passed else row
                        for check, row in zip(checks, report.rows, strict=True)]
-    # What helps to find the first mistake: a traceback or the waiting table; what was printed.
+    # The traceback or table of waiting ranks, and the prints, of the first case that fails.
     failed_first = (trial.outcome for row in report.rows if row.looked_at and not row.passed
                     for trial in trials.get(row.name, []) if not trial.verdict.passed)
     if outcome := next(failed_first, None):
@@ -133,45 +133,40 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
     return report
 
 
-def is_real(check: Check) -> bool:
-    """Does it run on real processes?"""
+def runs_on_gloo(check: Check) -> bool:
+    """Does the check run on real processes, over Gloo?"""
     return any(case.gloo for case in check.cases)
 
 
 def _run_cases(run_case: RunCase, checks: list[Check], judged: dict[tuple[str, int], Trial],
                until_s: float) -> None:
-    """Run each case, and judge it for all checks that have it. Once one does not end, or when the
-    first check's cases give no result at all, the rest is not tried."""
-    seen: dict[Case, list[tuple[Check, int, bool]]] = {}
-    counted: set[Case] = set()  # their values count by themselves
+    """Run each case once, and judge it for all checks that have it. The remaining cases are skipped
+    once a case does not end, and if no case of the first check gives a result."""
+    uses: dict[Case, list[tuple[Check, int, bool]]] = {}
+    judged_by_values: set[Case] = set()  # the cases of checks before that judge values
     for check in checks:
         for number, case in enumerate(check.cases):
-            seen.setdefault(case, []).append((check, number, case in counted))
+            uses.setdefault(case, []).append((check, number, case in judged_by_values))
         if check.requires is None:
-            counted.update(check.cases)
-    first_bad: dict[str, tuple[int, Case, Outcome]] = {}  # by check; their values are kept
+            judged_by_values.update(check.cases)
+    first_bad: dict[str, tuple[int, Case, Outcome]] = {}  # by check; these outcomes keep values
     stop, without_result, first = "", 0, set(checks[0].cases)
-    for count, (case, where) in enumerate(seen.items(), 1):
-        outcome = skipped(stop) if stop else run_case(case)
+    for count, (case, its_checks) in enumerate(uses.items(), 1):
+        outcome = Outcome(failure=CaseFailure("skipped", message=stop)) if stop else run_case(case)
         stop = stop or _reason_to_stop(outcome, until_s)
-        for check, number, elsewhere in where:
-            trial = _judged(check, number, case, outcome, elsewhere)
+        for check, number, values_count_elsewhere in its_checks:
+            trial = _try(check, number, case, outcome, values_count_elsewhere)
             if trial is None:
                 continue
             judged[check.name, number] = trial
             if not trial.verdict.passed and number < first_bad.get(check.name, (math.inf,))[0]:
                 first_bad[check.name] = number, case, replace(outcome)
-        outcome.values, outcome.after = [], []  # they may be large
+        outcome.values, outcome.args_after = [], []  # they may be large
         without_result += outcome.failure is not None
         if not stop and count == without_result == len(first):
             stop = f"get “{checks[0].name}” right first"
     for name, (number, case, outcome) in first_bad.items():
         judged[name, number] = judged[name, number]._replace(clue=clues.clue(case, outcome))
-
-
-def skipped(reason: str) -> Outcome:
-    """The outcome of a case that was not tried."""
-    return Outcome(failure=CaseFailure("skipped", message=reason))
 
 
 def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
@@ -182,36 +177,31 @@ def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
     return ""
 
 
-def _judged(check: Check, number: int, case: Case, outcome: Outcome, elsewhere: bool
-            ) -> Trial | None:
-    """Return a trial, or None if the check counts what right values cost, and wrong ones have cost
-    their points in another check."""
+def _try(check: Check, number: int, case: Case, outcome: Outcome, values_count_elsewhere: bool
+         ) -> Trial | None:
+    """Return the trial. None: the check judges the cost of right values, and these are wrong, for
+    which another check takes the points."""
     verdict = verdict_of(check.requires or check.judge, case, outcome)
-    if check.requires and not verdict.passed and elsewhere:
+    if check.requires and not verdict.passed and values_count_elsewhere:
         return None
     if check.requires and verdict.passed:
         verdict = verdict_of(check.judge, case, outcome)
-    left = None
-    if not verdict.passed:
-        sent = [outcome.trace.sent_bytes(rank) for rank in range(outcome.trace.ranks)]
-        left = fingerprint(verdict.shows, sent)
-    return Trial(number, case, outcome, verdict._replace(shows=None), left)
-
-
-# ---- rows ---------------------------------------------------------------------------------------
+    sent = [outcome.trace.sent_bytes(rank) for rank in range(outcome.trace.ranks)]
+    found = None if verdict.passed else fingerprint(verdict.evidence, sent)
+    return Trial(number, case, outcome, verdict._replace(evidence=None), found)
 
 
 def not_tried(check: Check, why: str) -> Row:
-    """The row of a check that was not looked at."""
+    """The row of a check that was not tried."""
     return Row(check.name, False, 0, check.points, check.tried, "not tried", why, looked_at=False)
 
 
 def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
-    """The report's row: a summary if all passed, else the first case that did not."""
+    """The report's row: a summary if all trials passed, else the first that did not."""
     if not trials:
         return not_tried(check, "right values here first")
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
-    v = (bad or trials[-1]).verdict
+    verdict = (bad or trials[-1]).verdict
     if bad is None:
         few = len(trials) < len(check.cases)
         tried = check.tried + few * f"; {len(trials)} of {len(check.cases)} cases have right values"
@@ -221,20 +211,19 @@ def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
             return not_tried(check, bad.outcome.failure.message)
         good, points = sum(trial.verdict.passed for trial in trials), 0
         tried = bad.case.tried + (len(trials) > 1) * f"; {good} of {len(trials)} cases right"
-    return Row(check.name, bad is None, points, check.points, tried, v.actual, v.expected, v.nbytes,
-               v.rounds)
+    return Row(check.name, bad is None, points, check.points, tried, verdict.actual,
+               verdict.expected, verdict.nbytes, verdict.rounds)
 
 
-def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Sequence[Traces],
-          failed: Set[str], usual: str) -> str:
-    """The hint of a known mistake, or what the verdict itself tells; else the usual one, if
-    all earlier checks passed, so that what is special about this one is to blame; else the general
-    clue.
-    """
+def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row],
+          known: Sequence[KnownMistake], failed: Set[str], usual: str) -> str:
+    """Return the hint of a known mistake, or the verdict's own clue. Else the check's usual hint,
+    if all earlier checks passed, as the mistake is then in what only this check tries. Else a clue
+    to a mistake that can be made in any exercise."""
     bad = next(trial for trial in trials if not trial.verdict.passed)
     if bad.outcome.objects and bad.verdict.nbytes:
         return clues.OBJECTS
-    if hint := hint_of(known, check.name, prints_of(trials), failed,
+    if hint := hint_of(known, check.name, fingerprints_of(trials), failed,
                        [row.hint for row in earlier]) or bad.verdict.clue:
         return hint
     failure, clue = bad.outcome.failure, bad.clue
@@ -246,6 +235,6 @@ def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: 
     return clue or unknown or ("" if earlier else usual)
 
 
-def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
-    """The number of each case → the fingerprint of what failed there; None: it passed."""
-    return {trial.number: trial.left for trial in trials}
+def fingerprints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
+    """Return the fingerprint of each case that failed, by its number; None: the case passed."""
+    return {trial.number: trial.fingerprint for trial in trials}

@@ -45,9 +45,8 @@ def check(
     if not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed is a whole number, 0 or more, not {seed!r}")
     if not isinstance(submission, Submission):
-        submission = seal(submission, exercise.function)
-    told = in_own_process(_judge, submission, exercise.id, seed)
-    report = Report.from_dict(told)
+        submission = make_submission(submission, exercise.function)
+    report = Report.from_dict(in_own_process(_judge, submission, exercise.id, seed))
     if show:
         report.show()
         if missing:
@@ -70,7 +69,7 @@ def _judge(submission: Submission, exercise_id: str, seed: int) -> dict[str, Any
         return grade_answer(server, submission, exercise, seed).to_dict()
 
 
-def seal(function: Callable[..., Any], name: str) -> Submission:
+def make_submission(function: Callable[..., Any], name: str) -> Submission:
     """Return `function`, pickled for the processes that will run it."""
     if not callable(function):
         raise ConfigError(

@@ -1,10 +1,9 @@
-"""Mistakes as data: wrong answers, and the hints that they earn; and the usual hint of a check, for
-answers whose mistake is not known.
+"""Hints: of known mistakes, and each check's usual hint, for answers whose mistake is not known.
 
-A mistake is a variation of the course's solution, so its code gives the solution away: it stands in
-`solutions/mistakes/`, which no learner's bundle holds. Learners have only what each mistake
-*leaves behind* on the cases that `check` shows, as fingerprints: `exercises/*.json`, written by
-`make mistakes`. An answer that leaves the same behind has made the same mistake.
+A mistake is a wrong answer, written as a variation of the solution. As its code gives the solution
+away, it is in `solutions/mistakes/`, which no learner's bundle holds. Learners have only the
+fingerprints of each mistake's results on the cases that `check` shows: `exercises/*.json`, written
+by `make mistakes`. An answer with the same fingerprints has made the same mistake.
 """
 
 from __future__ import annotations
@@ -20,38 +19,35 @@ from dtlab.grading import exercises
 from dtlab.grading.compare import Fingerprint
 from dtlab.grading.exercise import Exercise, module_name
 
-Hints = Mapping[str, str]  # check → what to say when it fails and no mistake is known
-Prints = Mapping[str, Sequence[Fingerprint | None]]  # check → of its cases, None where it passes
+Hints = Mapping[str, str]  # check → its usual hint
+Fingerprints = Mapping[str, Sequence[Fingerprint | None]]  # check → by case; None: it passes
 
 
 class Mistake(NamedTuple):
-    """A wrong answer and its hint. answer: code that defines the function; or what to replace in
-    the solution's cell, old text → new text."""
+    """A wrong answer and its hint. answer: code that defines the function; or replacements in the
+    solution's cell, old text → new text."""
 
     answer: str | Mapping[str, str]
     hint: str
 
 
-class Traces(NamedTuple):
-    """The traces of a mistake: fingerprints of what the checks have looked at."""
+class KnownMistake(NamedTuple):
+    """A mistake's hint, and the fingerprints of its results."""
 
     hint: str
-    prints: Prints
+    fingerprints: Fingerprints
 
 
 class Record(NamedTuple):
-    """The usual hints of an exercise's checks, and what its mistakes leave behind on the cases that
-    `check` shows."""
+    """The content of an exercise's JSON: usual hints, and mistakes on the cases that `check` shows.
+    """
 
     hints: Hints
-    mistakes: Sequence[Traces]
-
-
-# ---- the mistakes themselves --------------------------------------------------------------------
+    mistakes: Sequence[KnownMistake]
 
 
 def mistakes_in(exercise: Exercise, folder: Path) -> list[Mistake]:
-    """The exercise's mistakes, in the order in which they are looked through; [] without a file."""
+    """The exercise's mistakes, in the order in which `hint_of` tries them; [] without a file."""
     return list(_space(exercise, folder).get("MISTAKES", ()))
 
 
@@ -90,7 +86,7 @@ def function_in(code: str, name: str) -> Callable[..., Any]:
 
 @cache
 def solution_cells(folder: Path) -> Mapping[str, tuple[str, str]]:
-    """Function → (the cells that its notebook sets up with, the cell that solves the exercise)."""
+    """Map each function to (its notebook's set-up cells, the cell that solves the exercise)."""
     found: dict[str, tuple[str, str]] = {}
     for path in sorted(folder.glob("*.ipynb")):
         setup = ""
@@ -105,63 +101,61 @@ def solution_cells(folder: Path) -> Mapping[str, tuple[str, str]]:
     return found
 
 
-# ---- what they leave behind ---------------------------------------------------------------------
-
-
 @cache
 def recorded(exercise_id: str) -> Record:
-    """Read what learners have of the exercise's file in `solutions/mistakes/`."""
+    """Read the exercise's JSON, which learners have, too; empty without a file."""
     file = record_file(exercise_id)
     if not file.exists():
         return Record({}, ())
-    told = json.loads(file.read_text("utf-8"))
-    return Record(told["hints"], [Traces(each["hint"], {
+    data = json.loads(file.read_text("utf-8"))
+    return Record(data["hints"], [KnownMistake(each["hint"], {
         check: [row and Fingerprint(row[0], (row[1], row[2]), *row[3:]) for row in rows]
-        for check, rows in each["prints"].items()}) for each in told["mistakes"]])
+        for check, rows in each["prints"].items()}) for each in data["mistakes"]])
 
 
 def record_file(exercise_id: str) -> Path:
-    """The file of the exercise's recorded traces."""
+    """The path of the exercise's JSON."""
     return Path(exercises.__path__[0]) / f"{module_name(exercise_id)}.json"
 
 
 def record_text(record: Record) -> str:
-    """The content of that file: a line for each check of each mistake."""
-    def row(print_: Fingerprint | None) -> str:
-        if print_ is None:
+    """Format the exercise's JSON, with a line for each check of each mistake."""
+    def row(found: Fingerprint | None) -> str:
+        if found is None:
             return "null"
-        numbers = (*print_.sums, print_.amount, print_.rtol)
-        return json.dumps([print_.kind, *(float(f"{x:.9g}") for x in numbers), print_.sent])
+        numbers = (*found.sums, found.amount, found.rtol)
+        return json.dumps([found.kind, *(float(f"{x:.9g}") for x in numbers), found.sent])
 
     blocks = []
-    for hint, prints in record.mistakes:
+    for hint, fingerprints in record.mistakes:
         lines = [f'  {json.dumps(check)}: [{", ".join(map(row, rows))}]'
-                 for check, rows in prints.items() if any(rows)]
+                 for check, rows in fingerprints.items() if any(rows)]
         blocks.append(f'{{"hint": {json.dumps(hint, ensure_ascii=False)},\n "prints": {{\n'
                       + ",\n".join(lines) + "}}")
     hints = json.dumps(record.hints, ensure_ascii=False, indent=1)
     return f'{{"hints": {hints},\n"mistakes": [\n' + ",\n".join(blocks) + "\n]}\n"
 
 
-def hint_of(known: Sequence[Traces], check: str, prints: Mapping[int, Fingerprint | None],
+def hint_of(known: Sequence[KnownMistake], check: str, prints: Mapping[int, Fingerprint | None],
             failed: Set[str], given: Sequence[str] = ()) -> str:
-    """The hint of the mistake that leaves what an answer leaves in the cases of this check: of
-    `prints`, case → fingerprint, None if it passes. "" if none does.
+    """Return the hint of the known mistake with the answer's fingerprints in this check; "" if
+    there is none. prints: case → the answer's fingerprint; None: the case passes.
 
-    One that is alike in all cases goes before one alike in all that fail, and that before one alike
-    in the first that fails. Among several, one whose hint is `given` already goes first, then
-    one that fails the same checks as the answer (`failed`), and has sent as many bytes.
+    A mistake with the same fingerprints in all cases is preferred to one with the same in all cases
+    that fail, and that to one with the same in the first case that fails. Among several, those
+    are preferred whose hint is already `given`, then those that fail the same checks as the answer
+    (`failed`), then those that sent as many bytes.
     """
     wrong = [case for case, mine in prints.items() if mine is not None]
     for cases in (list(prints), wrong, wrong[:1]):
-        alike = [mistake for mistake in known if (rows := mistake.prints.get(check, ()))
+        alike = [mistake for mistake in known if (rows := mistake.fingerprints.get(check, ()))
                  and all(_alike(prints[case], rows[case]) for case in cases)]
         if alike:
             return min(alike, key=lambda mistake: (
                 mistake.hint not in given,
-                {name for name, rows in mistake.prints.items() if any(rows)} != failed,
+                {name for name, rows in mistake.fingerprints.items() if any(rows)} != failed,
                 [_sent(prints[case]) for case in cases]
-                != [_sent(mistake.prints[check][case]) for case in cases])).hint
+                != [_sent(mistake.fingerprints[check][case]) for case in cases])).hint
     return ""
 
 
@@ -171,5 +165,5 @@ def _alike(mine: Fingerprint | None, theirs: Fingerprint | None) -> bool:
     return mine.matches(theirs)
 
 
-def _sent(print_: Fingerprint | None) -> str:
-    return print_.sent if print_ else ""
+def _sent(found: Fingerprint | None) -> str:
+    return found.sent if found else ""

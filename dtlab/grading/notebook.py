@@ -1,4 +1,4 @@
-"""Grading a whole notebook."""
+"""Grading notebooks, with hidden inputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dtlab.grading.cell_executor import Executed, execute_cells
 from dtlab.grading.exercise import Exercise, find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
 from dtlab.grading.judge import grade_answer, in_own_process
-from dtlab.grading.mistakes import Traces, mistakes_in
+from dtlab.grading.mistakes import KnownMistake, mistakes_in
 from dtlab.grading.rank_server import RankServer, ServerEnded
-from dtlab.grading.report import Report, Row, whole
+from dtlab.grading.report import Report, Row, int_if_whole
 from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
 from dtlab.grading.trusted import try_mistakes
 
 ENDED = "it ended the process that graded it"
-HAND_IN_LIMIT_S = 120.0  # of real time, for all that runs of it; a right one takes ten seconds
-JUDGING_LIMIT_S = 600  # with all that judges it: what takes longer ends the judge's process
+HAND_IN_LIMIT_S = 120.0  # of real time, for all code of a notebook; a right one takes ten seconds
+JUDGING_LIMIT_S = 600  # for grading a notebook; the judge's process is killed after it
 
 
 @dataclass
@@ -42,12 +42,12 @@ class NotebookReport:
     @property
     def points(self) -> float:
         """Points earned."""
-        return whole(sum(report.points for report in self.exercises))
+        return int_if_whole(sum(report.points for report in self.exercises))
 
     @property
     def max_points(self) -> float:
         """Points that right answers earn."""
-        return whole(sum(report.max_points for report in self.exercises))
+        return int_if_whole(sum(report.max_points for report in self.exercises))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary, for scripts and `--json`."""
@@ -100,30 +100,31 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
 
 def grade_notebooks(paths: Sequence[str | Path], solutions: str | Path | None = None,
                     seed: int | None = None, sandbox: str | None = None) -> list[NotebookReport]:
-    """Grade several notebooks of one learner, as `grade_notebook` would each: what can't be graded
-    has a report that says why. They share a process that judges, and the servers that fork theirs:
-    loading torch takes as long as grading. A notebook that ends one of them affects no other."""
-    box = choose_sandbox(sandbox)
+    """Grade several notebooks of one learner as `grade_notebook` does; if one can't be graded, its
+    report says why. They share the judge's process and rank servers, as loading torch takes as long
+    as grading. If a notebook ends one of these processes, the others are graded without it."""
+    sandbox = choose_sandbox(sandbox)
     folder = course_folder(solutions)
-    if box == "nobody":
+    if sandbox == "nobody":
         check_secrets([folder, *(Path(path).parent for path in paths)])
     reports: list[NotebookReport] = []
-    together = len(paths)
-    while left := [str(path) for path in paths[len(reports):]]:
+    batch_size = len(paths)
+    while remaining := [str(path) for path in paths[len(reports):]]:
+        batch = remaining[:batch_size]
         try:
-            told = in_own_process(_judge, left[:together], str(folder), seed, box)
-            reports += [NotebookReport.from_dict(each) for each in told]
-        except DtlabError as error:  # what was read ended the process that read it
-            if together == 1:
+            reports += map(NotebookReport.from_dict,
+                           in_own_process(_judge, batch, str(folder), seed, sandbox))
+        except DtlabError as error:  # a notebook ended the judge's process: grade one by one
+            if batch_size == 1:
                 headline = str(error).splitlines()[0]
-                reports.append(NotebookReport(left[0], error=f"{left[0]}: {ENDED} ({headline})"))
-            together = 1
+                reports.append(NotebookReport(batch[0], error=f"{batch[0]}: {ENDED} ({headline})"))
+            batch_size = 1
     return reports
 
 
 def _judge(paths: list[str], folder: str, seed: int | None, sandbox: str) -> list[dict[str, Any]]:
-    """Grade the first notebooks, up to one that ended a server, and return their reports. Runs in
-    a process of its own, which forks those of the submissions if there is no sandbox."""
+    """Grade notebooks up to the first that ends a server, and return their reports. Runs in a
+    process of its own, from which the servers are forked if there is no sandbox."""
     found: list[SubmittedNotebook | str] = []
     for path in paths:
         try:
@@ -168,14 +169,11 @@ def _grade_one(path: str, notebook: SubmittedNotebook,
     return report
 
 
-# ---- one graded cell ---------------------------------------------------------------------------
-
-
 def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed: Executed,
            seed: int | None, course: Path, until_s: float) -> Report:
-    """Grade the answer to one exercise: the points are those of the hidden inputs, and the words
-    those of the inputs that `check` shows. Where only the hidden ones are wrong, the mistakes
-    themselves run on them, to find the hint."""
+    """Grade the answer to one exercise. The points are for hidden inputs; the report's texts are of
+    the inputs that `check` shows. If only hidden inputs fail, the mistakes run on these, too, to
+    find the hint."""
     exercise_id, seeds = _what_it_checks(test)
     exercise = find_exercise(exercise_id)
     submission = executed.functions.get(exercise.function)
@@ -188,8 +186,8 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
     shown = cache(lambda: grade_answer(server, submission, exercise, 0, until_s=until_s))
 
     @cache
-    def known() -> list[Traces]:
-        """A hint on hidden inputs is read where the answer is right with the shown ones."""
+    def known() -> list[KnownMistake]:
+        """A hint on hidden inputs is shown only where the answer passes with the shown ones."""
         if not any(row.passed for row in shown().rows):
             return []
         return [traces for traces, _ in try_mistakes(exercise, hidden, course, server)]
@@ -202,14 +200,14 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
 
 
 def _without_counts(row: Row) -> Row:
-    """A row that passed, with the bounds alone: by what it sends, an answer could tell inputs."""
+    """Return a passed row with bounds alone: the number of bytes could reveal hidden inputs."""
     return replace(row, actual="right", nbytes=re.sub(r".* / ", "≤ ", row.nbytes),
                    rounds=re.sub(r".* / ", "≤ ", row.rounds))
 
 
 def without_hidden_inputs(hidden: Report, shown: Report, ours: Set[str] = frozenset()) -> Report:
-    """The points of `hidden`, in the words of `shown`: what a learner prints, raises, returns or
-    sends could tell the hidden inputs. `ours`: hints in which no such text stands."""
+    """Return the points of `hidden` with the texts of `shown`: what an answer prints, raises,
+    returns or sends could reveal hidden inputs. ours: the hints that hold no text of an answer."""
     rows = []
     for row, seen in zip(hidden.rows, shown.rows, strict=True):
         if row.passed:

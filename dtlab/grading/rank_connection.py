@@ -24,10 +24,8 @@ from dtlab.ranks.overlap import Extent
 
 
 class RankConnection:
-    """The rank's end of the socket to the referee.
-
-    A thread reads it and hands each answer to its stream.
-    """
+    """The rank's end of the socket to the referee. A thread reads it and hands each answer to its
+    stream."""
 
     def __init__(self, sock: FrameSocket):
         self.sock = sock
@@ -46,14 +44,14 @@ class RankConnection:
             os._exit(0)  # the referee is done
 
     def _hand_over(self, frame: Frame) -> None:
-        """Hand the frame over in a function of its own, so that this thread does not keep it."""
+        """Hand the frame over. A local variable of `_read` would keep it in memory."""
         if frame.kind == "call":
             self._calls.put(frame)
         else:
             self._streams[frame.stream].answers.put(frame)
 
     def next_call(self) -> Frame:
-        """Wait for the next call that the referee wants. The last one's streams end."""
+        """Wait for the referee's next call, and end the streams of the last one."""
         call = self._calls.get()
         for stream in self._streams:
             stream.answers.put(None)
@@ -86,7 +84,7 @@ class RankConnection:
         return decode(answer.fields["value"], answer.blobs)
 
     def send_places(self) -> None:
-        """Send in which line each stream is. The referee has waited too long for one."""
+        """Send the line in which each stream is: the referee has waited too long for one."""
         frames = sys._current_frames()
         places = {stream.number: learner_place(frames.get(stream.thread)) or stream.begun_at
                   for stream in self._streams}
@@ -94,10 +92,8 @@ class RankConnection:
 
 
 class StreamRequests:
-    """The requests of one stream of the rank, under its number. 0: the rank itself.
-
-    begun_at: the learner's line that began what it runs.
-    """
+    """The requests of one stream of the rank. number 0: the rank itself. begun_at: the learner's
+    line that began the stream's function."""
 
     def __init__(self, connection: RankConnection, number: int, begun_at: str):
         self.connection, self.number, self.begun_at = connection, number, begun_at
@@ -105,7 +101,7 @@ class StreamRequests:
         self.thread = 0
 
     def attach(self) -> None:
-        """The stream runs on this thread."""
+        """Let the stream run on this thread."""
         self.thread = threading.get_ident()
 
     def tell(self, kind: str, *blobs: Blob, **fields: Any) -> None:
@@ -124,6 +120,6 @@ class StreamRequests:
         return answer
 
     def paused_meter(self) -> AbstractContextManager[None]:
-        """Inside, what this thread allocates is not the learner's."""
+        """Don't count what this thread allocates inside as the learner's."""
         meter = self.connection.meter
         return meter.paused() if meter else nullcontext()

@@ -1,8 +1,8 @@
-"""The process from which a submission's processes are forked, and the referee's end of it.
+"""The server process from which a submission's processes are forked, and the referee's end of it.
 
-It has torch loaded, so that a rank starts in milliseconds, and of this package what a rank needs;
-it never holds a case, an expected value, a solution or another rank's data, so that no rank
-inherits one. The referee keeps what it must not lose: it kills and watches the ranks itself.
+The server has loaded torch, so that a rank starts in milliseconds. It never holds a case, an
+expected value, a solution or another rank's data, so that no rank inherits one. The referee does
+not rely on the server to kill and watch the ranks: it does so itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dtlab.errors import DtlabError
@@ -32,7 +31,7 @@ from dtlab.ranks.unwritten import unwritten_is_nan
 
 START_LIMIT_S = 120.0  # loading torch takes seconds, on a busy machine many
 ANSWER_LIMIT_S = 20.0
-_LARGEST = 4096  # bytes of a command or an answer; each waits for the other
+_LARGEST = 4096  # bytes of a command or an answer
 _PROGRAM = """import sys
 from dtlab.grading.absent import keep_only
 keep_only(sys.argv[2:])
@@ -41,7 +40,7 @@ main()"""
 
 
 class ServerEnded(DtlabError):
-    """The rank server is gone: what ran beside it has ended it."""
+    """The rank server is gone: a process of the submission has ended it."""
 
 
 class RankServer:
@@ -67,14 +66,13 @@ class RankServer:
             arguments = ["-c", _PROGRAM, str(there.fileno()), *library]
             self._program = start_isolated(sandbox, arguments, there.fileno(), library)
         there.close()
-        self.ended = False  # has it, by what ran beside it?
-        self._limit_s = START_LIMIT_S  # of its first answer; until then others may start beside it
+        self.ended = False  # has a process of the submission ended the server?
+        self._limit_s = START_LIMIT_S  # for its first answer; later ones have `ANSWER_LIMIT_S`
 
     def __enter__(self) -> RankServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._control.close()
         if self._program is not None:
             self._program.kill()
@@ -84,7 +82,8 @@ class RankServer:
             os.waitpid(self._pid, 0)
 
     def fork(self) -> tuple[FrameSocket, int, int]:
-        """A new process: its socket, its number on this machine, and the one the server uses."""
+        """Fork a process. Return its socket, its pid here, and its pid in the server's namespace.
+        """
         here, there = frame_socket_pair()
         answer, fds = self._ask({"do": "fork"}, [there.fileno()])
         there.close()
@@ -92,11 +91,12 @@ class RankServer:
         return here, _pid_of(fds, inside), inside
 
     def how_it_ended(self, pid: int) -> str:
-        """"exit code 3", "signal SIGSEGV"; "" if it is alive. pid: the server's number."""
+        """Return "exit code 3" or "signal SIGSEGV"; "" if it is alive. pid: in the server's
+        namespace."""
         return str(self._ask({"do": "look", "pid": pid})[0]["ended"])
 
     def forget(self, pid: int) -> None:
-        """The process has been killed: let its number go. pid: the server's number."""
+        """Reap a process that has been killed. pid: in the server's namespace."""
         self._ask({"do": "forget", "pid": pid})
 
     def _ask(self, command: dict[str, object], fds: Sequence[int] = ()
@@ -115,7 +115,7 @@ class RankServer:
 
 
 def _pid_of(fds: list[int], inside: int) -> int:
-    """The number here of a process that may have another one in its own namespace."""
+    """Return the pid here of a process that has the pid `inside` in the server's namespace."""
     if not fds:
         return inside
     try:
@@ -134,7 +134,7 @@ def _run_server(fd: int, library: Sequence[str], restricted: bool) -> None:
         die_with_parent()
         os.closerange(3, fd)
         os.closerange(fd + 1, 1024)
-        tempfile.gettempdir()  # torch asks for it, and a rank could not try one out
+        tempfile.gettempdir()  # caches it: torch needs it, and a rank may not write to find one
         for name in library:
             if not name.startswith("-"):
                 import_module(f"dtlab.{name}")

@@ -1,4 +1,4 @@
-"""One case under way: takes the requests of its ranks' processes, and says why the case failed."""
+"""The state of one case while it runs: its ranks' requests, and why it failed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.simulator.works import MessageWork
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
-MOST_BYTES = 1 << 28  # of all requests of a case: what is under way is kept here
-REQUESTS_PER_RANK = 10_000  # of one call; a right answer makes a few dozen, or asks for thousands
-# What handling a frame raises that no rank of ours would send.
+MOST_BYTES = 1 << 28  # of all requests of a case: this process holds messages under way
+# In one case. A right answer makes a few dozen, and with an oracle up to thousands.
+REQUESTS_PER_RANK = 10_000
+# The errors of handling a frame that only a hostile process would send.
 INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
            StopIteration, MemoryError)
 
@@ -28,11 +29,11 @@ class Aborted(Exception):
 
 
 class Pending(NamedTuple):
-    """Work that the process has neither waited for nor cancelled."""
+    """An operation that the process has neither waited for nor cancelled."""
 
     work: Work
-    into: Any  # what it receives into, None if it doesn't
-    what: str  # "isend to rank 1"
+    into: Any  # what it receives into; None if it receives nothing
+    what: str  # "the send to rank 1"
     begun_at: str  # the learner's line
 
 
@@ -43,15 +44,14 @@ class RankState:
         self.oracle = oracle
         self.groups: list[Comm] = []  # 0: the whole run
         self.pending: dict[int, Pending] = {}  # by the numbers that the process gives
-        # What begun functions have raised, by the same numbers, until the rank waits for them.
+        # The errors of begun functions, by the same numbers, until the rank waits for them.
         self.raised: dict[int, CaseFailure] = {}
-        self.places: dict[int, str] = {}  # stream → its line when it last made a request
-        self.requests = 0
-        self.agreements = 0
+        self.places: dict[int, str] = {}  # stream → the learner's line of its last request
+        self.requests = self.agreements = 0
 
 
 class Referee:
-    """One case, under way: what the request handlers of its ranks share."""
+    """What the request handlers of a case's ranks share."""
 
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes
@@ -61,9 +61,9 @@ class Referee:
         self.ranks = [RankState(case.oracle and case.oracle(rank)) for rank in range(case.ranks)]
         outcome.notes = [getattr(state.oracle, "notes", None) for state in self.ranks]
 
-    def unwaited(self, error: DtlabError | None = None) -> CaseFailure | None:
-        """The first error of a begun function that no rank waited for; or, unless ranks can't go on
-        (`error`), the first work that no rank waited for."""
+    def pending_failure(self, error: DtlabError | None = None) -> CaseFailure | None:
+        """Return the first error of a begun function for which no rank waited; else, unless `error`
+        is a deadlock, the first operation for which no rank waited."""
         for state in self.ranks:
             for failure in state.raised.values():
                 return failure
@@ -73,15 +73,16 @@ class Referee:
                     return CaseFailure("pending", rank, message=pending.what, at=pending.begun_at)
         return None
 
-    def ended(self, error: DtlabError) -> CaseFailure:
-        """Explain why the simulation ended, though no rank's process has reported an error."""
+    def simulator_failure(self, error: DtlabError) -> CaseFailure:
+        """Return the failure if the simulator raised `error`, and no rank's process reported one.
+        """
         if not isinstance(error, Deadlock):
             return CaseFailure("raised", error=type(error).__name__, message=str(error))
-        return deadlocked(error, [self._in_full(row) for row in error.waiting])
+        return deadlock_failure(error, [self._with_place(row) for row in error.waiting])
 
-    def _in_full(self, row: Waiting) -> Waiting:
-        """The row with the learner's line, and as an exchange if the rank has more under way than
-        what it waits for first."""
+    def _with_place(self, row: Waiting) -> Waiting:
+        """Return the row with the learner's line. It becomes an exchange if the rank has other
+        messages under way than the one for which it waits."""
         state = self.ranks[row.rank]
         peers = [work.what.split()[-1] for work in state.pending.values()
                  if isinstance(work.work, MessageWork) and not work.work.is_done()]
@@ -97,8 +98,8 @@ class Referee:
         raise Aborted
 
     def next_request(self, rank: int, stream: int) -> Frame:
-        """The next request of one of the rank's streams; fails the case if none comes, or if the
-        rank makes too many."""
+        """Wait for the next request of one of the rank's streams. Fails the case if none comes in
+        time, or if the rank makes too many."""
         if self.outcome.failure is not None:
             raise Aborted
         self.count(rank, stream, 1)
@@ -129,12 +130,13 @@ class Referee:
     def answer(self, rank: int, stream: int, fields: dict[str, Any],
                blobs: Sequence[Blob] = ()) -> None:
         """Answer a request."""
-        with suppress(FrameTimeout, ConnectionClosed):  # shows when the next frame is awaited
+        # An error here shows again when the next frame is awaited.
+        with suppress(FrameTimeout, ConnectionClosed):
             self.processes[rank].socket.send("answer", *blobs, stream=stream,
                                              until_s=time.monotonic() + CASE_LIMIT_S, **fields)
 
 
-def deadlocked(error: Deadlock, rows: Sequence[Waiting]) -> CaseFailure:
+def deadlock_failure(error: Deadlock, rows: Sequence[Waiting]) -> CaseFailure:
     """The failure of ranks that wait for each other."""
     headline = str(error).split("\n")[0].removeprefix("deadlock: ")
     return CaseFailure("deadlock", error="Deadlock", message=headline, details=waiting_table(rows))
@@ -143,24 +145,24 @@ def deadlocked(error: Deadlock, rows: Sequence[Waiting]) -> CaseFailure:
 _LONGEST = {"error": 100, "message": 2_000, "at": 200, "traceback": 10_000, "printed": 4_000}
 
 
-def _said(request: Frame, name: str) -> str:
-    """Return a field of a rank's request, cut to as many characters as a report shows."""
+def _clipped(request: Frame, name: str) -> str:
+    """Return a field of a rank's request, clipped to the length that a report shows."""
     return str(request.fields[name])[: _LONGEST[name]]
 
 
-def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
-    """The learner's function has returned, so note what; or it has raised: why it failed."""
-    said = request.fields
-    outcome.printed[rank] = _said(request, "printed")
+def record_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
+    """Record the end of the learner's function; return the failure if it raised."""
+    fields = request.fields
+    outcome.printed[rank] = _clipped(request, "printed")
     if request.kind == "raise":
-        return raised(rank, request)
-    outcome.values[rank] = decode(said["value"], request.blobs)
-    outcome.after[rank] = decode(said["after"], request.blobs)
-    outcome.peak_bytes[rank] = int(said["peak"])
+        return error_failure(rank, request)
+    outcome.values[rank] = decode(fields["value"], request.blobs)
+    outcome.args_after[rank] = decode(fields["after"], request.blobs)
+    outcome.peak_bytes[rank] = int(fields["peak"])
     return None
 
 
-def raised(rank: int, request: Frame) -> CaseFailure:
-    """The failure that a rank reports."""
-    said = (_said(request, name) for name in ("error", "message", "at", "traceback"))
-    return CaseFailure("raised", rank, *said)
+def error_failure(rank: int, request: Frame) -> CaseFailure:
+    """Return the failure that a rank reports."""
+    names = "error", "message", "at", "traceback"
+    return CaseFailure("raised", rank, *(_clipped(request, name) for name in names))

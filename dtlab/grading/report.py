@@ -43,28 +43,26 @@ class Row:
 
 @dataclass
 class Report:
-    """The outcome of one exercise's checks.
-
-    `str(report)` is the table as text; in a notebook the report shows itself as HTML.
-    """
+    """The outcome of one exercise's checks. `str(report)` is the table as text; in a notebook the
+    report shows itself as HTML."""
 
     exercise: str
     title: str
     rows: list[Row] = field(default_factory=list)
-    printed: str = ""  # what the learner's function printed in the case of the first hint
-    details: str = ""  # a traceback or the table of waiting ranks, if a case ended so
+    printed: str = ""  # by the learner's function, in the first case that fails
+    details: str = ""  # the traceback or table of waiting ranks of that case
     seconds: float = 0.0
-    _shown_in: int = field(default=-1, repr=False, compare=False)  # the notebook cell that did
+    _shown_in: int = field(default=-1, repr=False, compare=False)  # the cell that `show` ran in
 
     @property
     def points(self) -> float:
         """Points earned. A whole number is an int, as nbgrader expects."""
-        return whole(sum(row.points for row in self.rows))
+        return int_if_whole(sum(row.points for row in self.rows))
 
     @property
     def max_points(self) -> float:
         """Points that a right answer earns."""
-        return whole(sum(row.max_points for row in self.rows))
+        return int_if_whole(sum(row.max_points for row in self.rows))
 
     @property
     def passed(self) -> bool:
@@ -78,15 +76,15 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary, for scripts and `--json`."""
-        told = asdict(self)
-        del told["_shown_in"]
-        return told | {"points": self.points, "max_points": self.max_points, "hints": self.hints,
+        data = asdict(self)
+        del data["_shown_in"]
+        return data | {"points": self.points, "max_points": self.max_points, "hints": self.hints,
                        "passed": self.passed, "seconds": round(self.seconds, 3)}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Report:
-        """The report that `to_dict` described; what learners print or raise may hold sequences that
-        a terminal obeys: they are taken out here."""
+        """Return the report that `to_dict` described, without the control sequences that texts of
+        learners may hold (`printable`)."""
         rows = [Row(**row) for row in data["rows"]]
         for row in rows:
             vars(row).update({name: printable(value) for name, value in vars(row).items()
@@ -160,19 +158,19 @@ def _notebook() -> Any:
     return shell if shell is not None and hasattr(shell, "kernel") else None
 
 
-def whole(points: float) -> float:
+def int_if_whole(points: float) -> float:
     """An int where possible: 10 rather than 10.0."""
     return int(points) if float(points).is_integer() else points
 
 
-LONGEST_WORD = 20  # letters that a terminal does not break, while there is room
+LONGEST_WORD = 20  # letters; columns are at least as wide as such words, if the table allows
 SHORTEST_COLUMN = 6
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
                unbroken: Sequence[int] = ()) -> str:
-    """A table as plain text; columns wrap to fit into `width`, those `unbroken` only
-    where one would take more than half of it."""
+    """Format a table as plain text. Columns wrap to fit into `width`; those `unbroken` wrap only if
+    they would take more than half of it."""
     from rich import box  # here, as the judge does without rich, whose import takes time
     from rich.console import Console
     from rich.table import Table
@@ -191,27 +189,27 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).rstrip()
 
 
-def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int, unbroken: Sequence[int]
-            ) -> list[int]:
-    """Return each column's width: its longest word's, and the rest of `room` shared as needed."""
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
+            unbroken: Sequence[int]) -> list[int]:
+    """Return each column's width: its longest word's, and a share of what remains of `width`."""
     texts = [[title, *(row[column] for row in rows)] for column, title in enumerate(head)]
     whole = [max(map(len, column)) for column in texts]
-    unbroken = [number for number in unbroken if whole[number] <= room // 2]
+    unbroken = [number for number in unbroken if whole[number] <= width // 2]
     least = [longest if number in unbroken else
              max((len(word) for text in column for word in text.split()
                   if len(word) <= LONGEST_WORD), default=0)
              for number, (longest, column) in enumerate(zip(whole, texts, strict=True))]
     broken = [number for number in range(len(head)) if number not in unbroken]
-    while sum(least) > room and any(least[number] > SHORTEST_COLUMN for number in broken):
+    while sum(least) > width and any(least[number] > SHORTEST_COLUMN for number in broken):
         least[max(broken, key=least.__getitem__)] -= 1
-    wanted, rest = sum(whole) - sum(least), max(0, room - sum(least))
+    wanted, rest = sum(whole) - sum(least), max(0, width - sum(least))
     share = min(1.0, rest / wanted) if wanted else 0.0
     return [low + int(share * (high - low)) for low, high in zip(least, whole, strict=True)]
 
 
 def printable(text: str) -> str:
-    """Return `text` without escape sequences, control characters, marks that turn its direction,
-    and what UTF-8 can't hold."""
+    """Return `text` without escape sequences, control characters, marks of text direction, and
+    characters that UTF-8 can't encode."""
     return _CONTROL.sub("", text).encode(errors="replace").decode()
 
 

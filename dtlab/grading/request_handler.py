@@ -1,4 +1,4 @@
-"""The referee's side of one rank's stream: does in the simulator what the process requests."""
+"""The referee's side of one rank's stream: carries out the process's requests in the simulator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, DtlabError, ShapeMismatch
 from dtlab.grading.case import CaseFailure
 from dtlab.grading.frames import MAX_BYTES, Blob, Frame, decode, encode, tensor_bytes, tensor_from
-from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
+from dtlab.grading.referee import INVALID, Pending, Referee, error_failure, record_end
 
 Answer = tuple[dict[str, Any], Sequence[Blob]]  # fields, blobs
-LABEL = 200  # characters of a label that are kept
-AGREEMENTS = 3  # of a case; what is agreed on costs no bytes, so it has to be little
+LABEL = 200  # characters; longer labels are cut
+AGREEMENTS = 3  # of a rank in a case: they carry values that don't count as bytes sent
 
 
 class PickledObject(NamedTuple):
@@ -27,7 +27,7 @@ class PickledObject(NamedTuple):
 
 
 class Refused(Work):
-    """A message that could not be posted."""
+    """The work of a message that could not be posted: `wait` raises the error."""
 
     def __init__(self, error: DtlabError):
         self._error = error
@@ -40,10 +40,8 @@ class Refused(Work):
 
 
 class RequestHandler:
-    """Does in the simulator what one stream of a rank's process requests.
-
-    `comm` is the stream's communicator in the simulation; `rank` is its number in the whole run.
-    """
+    """Carries out the requests of one stream of a rank's process. comm: the stream's communicator
+    in the simulator. rank: the process's rank among all ranks."""
 
     def __init__(self, comm: Comm, rank: int, referee: Referee, stream: int = 0):
         self.comm, self.rank, self.stream, self.referee = comm, rank, stream, referee
@@ -64,7 +62,7 @@ class RequestHandler:
                     raise ValueError("there is no communicator here")
                 answer = getattr(self, f"_do_{request.kind}")(request)
             except DtlabError as error:
-                self._note(error, request)
+                self._note_mismatch(error, request)
                 answer = {"error": type(error).__name__, "message": str(error)}, ()
             except INVALID as error:
                 self.referee.fail(CaseFailure("died", self.rank,
@@ -73,15 +71,16 @@ class RequestHandler:
                 self.referee.answer(self.rank, self.stream, *answer)
 
     def _end(self, request: Frame) -> None:
-        """The function has returned or raised: note the result, or fail the case."""
+        """Record how the stream's function ended; fail the case if it is the rank's own, and
+        raised."""
         if not self.stream:
-            if failure := note_end(self.referee.outcome, self.rank, request):
+            if failure := record_end(self.referee.outcome, self.rank, request):
                 self.referee.fail(failure)
         elif request.kind == "raise":
-            self.state.raised[int(request.fields["work"])] = raised(self.rank, request)
+            self.state.raised[int(request.fields["work"])] = error_failure(self.rank, request)
 
-    def _note(self, error: DtlabError, request: Frame) -> None:
-        """Fail the case at a mismatch, also if the rank never waits for the operation's result."""
+    def _note_mismatch(self, error: DtlabError, request: Frame) -> None:
+        """Note a mismatch, which fails the case even if the rank never waits for the operation."""
         if isinstance(error, ShapeMismatch):
             self.referee.mismatch = self.referee.mismatch or CaseFailure(
                 "raised", self.rank, "ShapeMismatch", str(error), str(request.fields.get("at", "")))
@@ -90,35 +89,35 @@ class RequestHandler:
 
     def _do_post(self, request: Frame) -> None:
         """Start messages. No answer is due: a rank learns of an error when it waits."""
-        said = request.fields
-        self.referee.count(self.rank, self.stream, len(said["ops"]) - 1)
-        group = self.state.groups[said["group"]].labelled(str(said["label"])[:LABEL])
-        data = iter(request.blobs)
-        for number, (verb, peer, tensor) in zip(said["works"], said["ops"], strict=True):
-            op, into = _operation(verb, peer, tensor, data)
+        fields = request.fields
+        self.referee.count(self.rank, self.stream, len(fields["ops"]) - 1)
+        group = self.state.groups[fields["group"]].labelled(str(fields["label"])[:LABEL])
+        blobs = iter(request.blobs)
+        for number, (verb, peer, tensor) in zip(fields["works"], fields["ops"], strict=True):
+            op, into = _operation(verb, peer, tensor, blobs)
             self.referee.outcome.objects += verb == "send" and tensor is None
             work: Work
             try:
                 work = group.post(op)[0]
             except DtlabError as error:
-                self._note(error, request)
+                self._note_mismatch(error, request)
                 work = Refused(error)
             what = (f"the send to rank {peer}" if verb == "send" else
                     f"the receive from {'anyone' if peer is None else f'rank {peer}'}")
-            self.state.pending[int(number)] = Pending(work, into, what, str(said["at"]))
+            self.state.pending[int(number)] = Pending(work, into, what, str(fields["at"]))
 
     def _do_wait(self, request: Frame) -> Answer:
-        """Wait for a work; the answer brings what has arrived."""
+        """Wait for a work; the answer has what has arrived."""
         number = int(request.fields["work"])
         work, into, *_ = self.state.pending.pop(number)
         peer = work.wait()
-        self.state.raised.pop(number, None)  # the process raises it itself
+        self.state.raised.pop(number, None)  # the process has the error, and raises it in `wait`
         if isinstance(into, torch.Tensor):
             return {"peer": peer}, [tensor_bytes(into)]
         return {"peer": peer}, [] if into is None else [into[0].data]
 
     def _do_wait_any(self, request: Frame) -> Answer:
-        """Wait for the first of some works; the answer says which, None if none was in time."""
+        """Wait for the first of some works. The answer has its number; None: a timeout."""
         works = {number: self.state.pending[number].work for number in request.fields["works"]}
         for number, work in works.items():
             if isinstance(work, Refused):
@@ -136,17 +135,17 @@ class RequestHandler:
 
     def _do_begin(self, request: Frame) -> Answer:
         """Begin a function: a strand of the simulation serves its requests."""
-        said = request.fields
-        stream = int(said["on"])
+        fields = request.fields
+        stream = int(fields["on"])
 
         def serve(comm: Comm) -> None:
             handler = RequestHandler(comm, self.rank, self.referee, stream)
             self.referee.answer(self.rank, stream, {"group": handler.group})  # it may start
             handler.run()
 
-        work = self.state.groups[said["group"]].begin(serve)
-        self.state.pending[int(said["work"])] = Pending(
-            work, None, "the function that begin has begun", str(said["at"]))
+        work = self.state.groups[fields["group"]].begin(serve)
+        self.state.pending[int(fields["work"])] = Pending(
+            work, None, "the function that begin has begun", str(fields["at"]))
         return {}, ()
 
     def _do_oracle(self, request: Frame) -> Answer:
@@ -189,24 +188,25 @@ class RequestHandler:
         return {"votes": group._all_gather_objects(value)}, ()
 
     def _do_form(self, request: Frame) -> Answer:
-        said = request.fields
-        new = self.state.groups[said["group"]]._make_group(said["ranks"], tuple(said["context"]))
+        fields = request.fields
+        old = self.state.groups[fields["group"]]
+        new = old._make_group(fields["ranks"], tuple(fields["context"]))
         self.state.groups.append(new)
         return {"group": len(self.state.groups) - 1, "rank": new.rank}, ()
 
 
 def _is_small(value: Any, size: int) -> bool:
-    """Is it a color and a key, as `split` has them, no larger than there are ranks?"""
+    """Is it what `split` agrees on, a color and a key, neither larger than the number of ranks?"""
     numbers = value if isinstance(value, list) else [value]
     return len(numbers) <= 2 and all(
         number is None or (isinstance(number, int) and abs(number) <= size)
         for number in numbers)
 
 
-def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[Blob]) -> tuple[Any, Any]:
-    """The operation that a rank requests, and what it receives into."""
+def _operation(verb: str, peer: Any, tensor: Any, blobs: Iterator[Blob]) -> tuple[Any, Any]:
+    """Return the operation that a rank requests, and what it receives into."""
     if verb == "send":
-        blob = next(data)
+        blob = next(blobs)
         x = PickledObject(blob) if tensor is None else tensor_from(blob, *tensor)
         return Send(x, int(peer)), None
     into: Any = []

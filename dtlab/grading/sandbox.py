@@ -1,8 +1,8 @@
 """The trusted side of the sandbox: starts the ranks' processes, runs a case on them, ends them.
 
-Each rank of a simulation is a `RequestHandler`, which does in the simulator what the rank's process
-requests. Nothing that a learner's process says is believed beyond its own messages, its own result
-and (for the memory check, unless real processes are larger) its own meter.
+Each rank of the simulation is a `RequestHandler`, which carries out the requests of the rank's
+process. The referee takes from a learner's process only its messages, its result, and what its
+memory meter reads, which real processes check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dtlab.grading import exercises
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
 from dtlab.grading.frames import ConnectionClosed, FrameTimeout
 from dtlab.grading.rank_server import RankServer
-from dtlab.grading.referee import CASE_LIMIT_S, INVALID, Referee, note_end
+from dtlab.grading.referee import CASE_LIMIT_S, INVALID, Referee, record_end
 from dtlab.grading.request_handler import RequestHandler
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.processes.endpoint import Reply
@@ -54,8 +54,8 @@ class Sandbox:
         return outcome
 
     def _run_on_gloo(self, case: Case) -> Outcome:
-        """Call the function on real processes, which meet over Gloo. They tell the referee only how
-        the function ended, in frames."""
+        """Call the function on real processes, whose messages go over Gloo. The referee gets a
+        frame with the result of each."""
         outcome = new_outcome(case)
         ranks = [UntrustedProcess(self._server, "rank", gloo=True) for _ in range(case.ranks)]
         try:
@@ -82,9 +82,10 @@ def new_outcome(case: Case) -> Outcome:
 
 def send_calls(case: Case, submission: Submission, processes: Sequence[UntrustedProcess],
                port: int = 0) -> None:
-    """Let every rank's process begin. port: where they meet over Gloo; 0: in the simulator."""
-    harness = pickled_by_value(case.harness, exercises).data  # which the sandbox does not have
-    oracle = pickled_by_value(case.oracle if port else None, exercises).data  # else it stays here
+    """Send the call to every rank's process. port: where they meet over Gloo; 0: in the simulator,
+    and the oracle stays here."""
+    harness = pickled_by_value(case.harness, exercises).data  # its module is not in the sandbox
+    oracle = pickled_by_value(case.oracle if port else None, exercises).data
     for rank, args in enumerate(case.args):
         process = processes[rank]
         process.start_timing()
@@ -100,8 +101,8 @@ def send_calls(case: Case, submission: Submission, processes: Sequence[Untrusted
 
 
 def pickled_by_value(value: Any, module: ModuleType | None, lends: bool = False) -> Pickled:
-    """Pickle `value` with what it uses of `module`, which may not be there to import where it goes.
-    lends: large tensors stay beside the pickle, and take their memory once where they come."""
+    """Pickle `value` together with what it uses of `module`, which its receiver can't import.
+    lends: large tensors stay outside of the pickle, so that unpickling does not copy them."""
     if module is None:
         return Pickler(lends).pickled(value)
     cloudpickle.register_pickle_by_value(module)
@@ -118,24 +119,25 @@ def free_port() -> int:
 
 
 def _simulate(referee: Referee) -> None:
-    """Run the case in the simulator, every rank on behalf of its process; fill the outcome."""
+    """Run the case in the simulator, with a request handler for every rank; fill the outcome."""
     case, outcome = referee.case, referee.outcome
     try:
         result = simulate_shared(lambda comm: RequestHandler(comm, comm.rank, referee).run(),
                                  case.network)
     except DtlabError as error:
-        outcome.failure = outcome.failure or referee.unwaited(error) or referee.ended(error)
+        outcome.failure = (outcome.failure or referee.pending_failure(error)
+                           or referee.simulator_failure(error))
     else:
-        outcome.failure = referee.unwaited() or referee.mismatch
+        outcome.failure = referee.pending_failure() or referee.mismatch
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
 
 
-# Of a message that a rank says it has sent or received: `processes.recorder`.
-_MESSAGE = (bool, int, int, int, float, float, str, int)
+# The types in a row of `processes.recorder`, to which an untrusted process's rows are converted.
+_ROW_TYPES = (bool, int, int, int, float, float, str, int)
 
 
 def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFailure | None:
-    """Wait until the function has returned on all ranks; return why, if it has not."""
+    """Wait until the function has returned on all ranks; return the failure if it has not."""
     waiting = set(range(len(ranks)))
     replies = [Reply(0.0, None, [], [], [])] * len(ranks)
     before, grown = [0] * len(ranks), outcome.grown_bytes
@@ -143,7 +145,7 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
     while waiting:
         for rank in sorted(waiting):
             if not ranks[rank].socket.wait(time.monotonic() + 0.01):
-                if before[rank]:  # files that it touches in the end may hide what it holds now
+                if before[rank]:  # file pages are subtracted: ones touched later could hide a peak
                     grown[rank] = max(grown[rank], ranks[rank].held_bytes(False) - before[rank])
                 continue
             try:
@@ -154,9 +156,9 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
                     ranks[rank].socket.send("answer", until_s=until_s)
                     continue
                 grown[rank] = max(grown[rank], peak - before[rank])
-                if failure := note_end(outcome, rank, ended):
+                if failure := record_end(outcome, rank, ended):
                     return failure
-                sent = [tuple(kind(part) for kind, part in zip(_MESSAGE, row, strict=True))
+                sent = [tuple(kind(part) for kind, part in zip(_ROW_TYPES, row, strict=True))
                         for row in ended.fields["sent"]]
                 replies[rank] = Reply(0.0, None, sent, [], [])
             except (ConnectionClosed, FrameTimeout, *INVALID) as error:

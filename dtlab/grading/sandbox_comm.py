@@ -1,4 +1,4 @@
-"""The communicator of a sandboxed rank: whatever it is asked to do, it requests of the referee."""
+"""The communicator of a sandboxed rank: each of its operations is a request to the referee."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SandboxWork(Work):
         return self._value
 
     def _take(self, answer: Frame) -> None:
-        """Take what was received, and from whom."""
+        """Take what was received, and the sender's rank."""
         self._value = int(answer.fields["peer"])
         deliver(self._into, answer.blobs)
         self._into = None
@@ -83,10 +83,8 @@ class BegunFunction(SandboxWork):
 
 
 class Stream:
-    """Runs what is begun on one communicator, in that order, on a thread of its own.
-
-    comm: that communicator, with contexts for the stream.
-    """
+    """Runs the functions begun on one communicator, in order, on a thread of its own. comm: that
+    communicator, with contexts for the stream."""
 
     def __init__(self, connection: RankConnection, comm: SandboxComm):
         self.comm = comm
@@ -105,7 +103,7 @@ class Stream:
 
 
 def deliver(into: Any, blobs: list[Blob]) -> None:
-    """Put what has come where it was wanted; `into` is None for a send, which brings nothing."""
+    """Put received data into a tensor or a list; None: a send, which receives nothing."""
     if isinstance(into, torch.Tensor):
         into.detach().copy_(tensor_from(blobs[0], dtype_name(into.dtype), list(into.shape)))
     elif into is not None:
@@ -113,13 +111,13 @@ def deliver(into: Any, blobs: list[Blob]) -> None:
 
 
 class SandboxComm(Comm):
-    """`group` numbers this communicator among those of its rank; 0 is the whole run."""
+    """group: the number of this communicator among its rank's; 0 has all ranks."""
 
     def __init__(self, connection: RankConnection, rank: int, size: int, group: int = 0):
         super().__init__(rank, size, torch.device("cpu"))
         self.group = group
         self._connection = connection
-        self._streams: list[Stream] = []  # the one of `begin`, once needed
+        self._stream: Stream | None = None  # of `begin`
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         under_way = self._connection.under_way
@@ -135,14 +133,14 @@ class SandboxComm(Comm):
         return list[Work](works)
 
     def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:
-        """Post in a function of its own, so that its data is freed before the meter goes on."""
+        """Post. Its copies of the data are freed on return, before the meter counts again."""
         blobs: list[Blob] = []
         described = [self._operation(op, blobs) for op in ops]
         requests.tell("post", *blobs, group=self.group, label=self.label, ops=described,
                       works=works)
 
     def _operation(self, op: Send | Recv, blobs: list[Blob]) -> list[Any]:
-        """[verb, peer, [dtype, shape] of a tensor or None for an object]."""
+        """Return [verb, peer, [dtype, shape] of a tensor or None for an object]."""
         x, peer = op
         tensor = [dtype_name(x.dtype), list(x.shape)] if isinstance(x, torch.Tensor) else None
         if isinstance(op, Send):
@@ -170,11 +168,11 @@ class SandboxComm(Comm):
         return done
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
-        if not self._streams:
+        if self._stream is None:
             comm = SandboxComm(self._connection, self.rank, self.size)
             comm.in_collective = self.in_collective
-            self._streams.append(Stream(self._connection, comm))
-        stream, label = self._streams[0], self.label
+            self._stream = Stream(self._connection, comm)
+        stream, label = self._stream, self.label
         at = learner_place(sys._getframe(1)) or self._connection.current().begun_at
         begun = BegunFunction(self._connection, lambda comm: fn(
             comm.labelled(label) if label else comm, *args, **options), at)

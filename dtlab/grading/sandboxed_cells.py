@@ -15,10 +15,8 @@ from dtlab.ranks.pickling import Pickler
 
 
 def serve(sock: FrameSocket, request: Frame) -> None:
-    """Execute the cells of `request` and send the functions of the names that it wants.
-
-    fields: cells, a list of [number, file, code]; names, those of the wanted functions.
-    """
+    """Execute the cells of `request` and send the functions of the names that it wants. fields:
+    cells, a list of [number, file, code]; names, those of the wanted functions."""
     sys.stdout = sys.stderr = Printed()
     namespace: dict[str, Any] = {"__name__": "__main__"}
     compiler = Compile()  # knows what earlier cells imported from __future__, as in a notebook

@@ -45,7 +45,7 @@ def serve(sock: FrameSocket) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: connection.send_places())
     while True:
         call = connection.next_call()
-        if call.fields["path"]:  # a learner's own, at home
+        if call.fields["path"]:  # set by `check`
             os.chdir(call.fields["cwd"])
             sys.path[:] = call.fields["path"]
         for file, text in call.fields["sources"].items():  # so that tracebacks show a cell's lines
@@ -61,8 +61,8 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
     try:
         submission, ours, answers, arguments, *tensors = call.blobs
         given: tuple[Any, ...] = pickle.loads(arguments, buffers=tensors)
-        # What is given, even if the function puts other tensors into its lists and dictionaries.
-        kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
+        # The given tensors, even if the function puts others into its lists and dictionaries.
+        args_after = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
         harness, oracle = pickle.loads(ours), pickle.loads(answers)
         if call.fields["port"]:
             requests.ask("ready")  # from here on, the memory that this process takes counts
@@ -80,9 +80,9 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
         sys.setprofile(None)
         blobs: list[Blob] = []
         messages = end.recorder.rows(end.start_s)[0] if end else []
-        report = {"value": encode(value, blobs), "after": encode(kept, blobs), "sent": messages,
-                  "peak": meter.peak_bytes if meter else 0, "printed": printed.text()}
-        requests.tell("return", *blobs, at="", **report)
+        value, args_after = encode(value, blobs), encode(args_after, blobs)
+        requests.tell("return", *blobs, at="", value=value, after=args_after, sent=messages,
+                      peak=meter.peak_bytes if meter else 0, printed=printed.text())
     except BaseException as error:  # SystemExit too: no exception of a learner ends the process
         sys.setprofile(None)
         requests.tell("raise", **describe_error(error), printed=printed.text())

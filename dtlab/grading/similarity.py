@@ -28,9 +28,7 @@ class Alike(NamedTuple):
 
 def alike(answers: Mapping[str, Mapping[str, str]]) -> list[Alike]:
     """The answers that share most of their tokens, the most alike first; equal ones are one group.
-
-    answers: learner → exercise → code. Comments, spaces and line breaks don't count; names do.
-    """
+    answers: learner → exercise → code. Comments, spaces and line breaks don't count; names do."""
     groups: dict[str, dict[tuple[str, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
     for learner, each in sorted(answers.items()):
         for exercise, code in each.items():

@@ -19,13 +19,13 @@ from typing import NamedTuple
 from dtlab.errors import ConfigError
 from dtlab.grading.report import printable
 
-LARGEST_BYTES = 20_000_000  # of a notebook: with its pictures, one of ours has a tenth
+LARGEST_BYTES = 20_000_000  # of a notebook; one of the course has a tenth, with its pictures
 LARGEST_ZIP_BYTES = 5 * LARGEST_BYTES  # of all notebooks in a zip
 LARGEST_ZIP_FILES = 100  # notebooks
 NO_NOTEBOOK, EMPTY = "its name ends neither in .ipynb nor in .zip", "this folder is empty"
-_IGNORED = re.compile(r"__MACOSX$|\.[^.]")  # so begin folders that are nobody's hand-in
+_IGNORED = re.compile(r"__MACOSX$|\.[^.]")  # names of folders that hold no hand-ins
 
-# How learning platforms name what they let a teacher download; the number is the learner's.
+# How learning platforms name the files that a teacher downloads. number: the learner's.
 _PLATFORMS = (re.compile(r"^(?P<learner>.+?)_(?P<number>\d+)_assignsubmission_file"),  # Moodle
               re.compile(r"^(?P<learner>[^_]+)(_LATE)?_(?P<number>\d+)_\d+_"))  # Canvas
 
@@ -46,7 +46,7 @@ class HandIn:
     file: Path  # where it is now
     handed_in: datetime
     problem: str = ""
-    saved: datetime = datetime.min  # in a zip: which of two copies is the later one
+    saved: datetime = datetime.min  # the file's date in a zip, to find the later of two copies
 
     @property
     def when(self) -> str:
@@ -63,8 +63,8 @@ class HandIn:
 
 def find_hand_ins(folder: Path, unpacked: Path) -> list[HandIn]:
     """Find all hand-ins below `folder`, in the order of names; zips are unpacked into `unpacked`.
-    A file that can't be read is in the list too, and says why; so is a learner of whom there is
-    neither a notebook nor a zip.
+    A file that can't be read has an entry with its `problem`; so has a learner without a notebook
+    or a zip.
 
     The learner is the first folder's name, or the zip's; for a file that lies in `folder` itself,
     the part before the course's name of the notebook: ada_05_all_reduce.ipynb is Ada's. If two
@@ -84,7 +84,7 @@ def find_hand_ins(folder: Path, unpacked: Path) -> list[HandIn]:
             theirs += _unpack(path, name, when, unpacked)
         else:
             theirs.append(HandIn("", name, path, when, printable(problem)))
-    names = _told_apart(list(found))
+    names = _unique_names(found)
     hand_ins = [replace(each, learner=names[owner]) for owner, theirs in found.items()
                 for each in _without_other_files(theirs)]
     if all(each.problem in (NO_NOTEBOOK, EMPTY) for each in hand_ins):
@@ -93,7 +93,8 @@ def find_hand_ins(folder: Path, unpacked: Path) -> list[HandIn]:
 
 
 def find_each(paths: Iterable[Path], unpacked: Path) -> list[HandIn]:
-    """The notebooks as given; of a folder or a zip, every one in it. No learner is named."""
+    """Return the notebooks at these paths, and in these folders and zips. Learners have no names.
+    """
     found: list[HandIn] = []
     for path in paths:
         given = HandIn("", str(path), path, datetime.min)
@@ -111,8 +112,8 @@ def find_each(paths: Iterable[Path], unpacked: Path) -> list[HandIn]:
 
 
 def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Every file below `folder`, and each folder that is empty, a link, or can't be read; with what
-    is wrong with the latter. Hidden files don't count as hand-ins."""
+    """Yield (path, "") of every file below `folder`, and (path, problem) of each folder that is
+    empty, a link, or can't be read. Hidden files don't count."""
     unread: list[OSError] = []
     for where, folders, files in os.walk(folder, onerror=unread.append):  # follows no links
         for name in folders:
@@ -145,17 +146,17 @@ def _one_line(name: str) -> str:
 
 
 def is_late(name: str) -> bool:
-    """Does Canvas say so in the name of what was handed in?"""
+    """Does the name have Canvas's mark of a late hand-in?"""
     return bool((match := _PLATFORMS[1].match(name)) and match[2])
 
 
 def plain_name(name: str) -> str:
-    """é has two spellings (a Mac writes the other one), which are one name."""
+    """Normalize a name: é has two encodings in Unicode, of which a Mac writes the other."""
     return " ".join(printable(unicodedata.normalize("NFC", name)).split())
 
 
-def _told_apart(owners: list[Learner]) -> dict[Learner, str]:
-    """A name for each, that no other has."""
+def _unique_names(owners: Iterable[Learner]) -> dict[Learner, str]:
+    """Give each learner a name that no other has."""
     namesakes: defaultdict[str, list[Learner]] = defaultdict(list)
     for owner in owners:
         namesakes[owner.name].append(owner)
@@ -168,7 +169,7 @@ def _told_apart(owners: list[Learner]) -> dict[Learner, str]:
 
 
 def _without_other_files(theirs: list[HandIn]) -> list[HandIn]:
-    """A picture beside a notebook is no hand-in; but a learner with other files only has a row."""
+    """Drop other files beside notebooks; of a learner with other files only, keep one."""
     return [each for each in theirs if each.problem not in (NO_NOTEBOOK, EMPTY)] or theirs[:1]
 
 
@@ -178,23 +179,23 @@ def _is_wanted(path: Path) -> bool:
 
 def _problem_of(path: Path) -> str:
     """Explain why this is no file to open; "" if it is one. A pipe or a device could never end."""
-    told = path.lstat()
+    status = path.lstat()
     if not _is_wanted(path):
         return NO_NOTEBOOK
-    if stat.S_ISLNK(told.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return "it is a link; hand in the file itself"
-    if not stat.S_ISREG(told.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "it is no ordinary file"
     if not os.access(path, os.R_OK):
         return "you may not read it"
-    if not path.name.lower().endswith(".zip") and told.st_size > LARGEST_BYTES:
-        return (f"it has {told.st_size:,} bytes, and a notebook may have {LARGEST_BYTES:,}: clear "
-                f"its outputs, save it and upload it again")
+    if not path.name.lower().endswith(".zip") and status.st_size > LARGEST_BYTES:
+        return (f"it has {status.st_size:,} bytes, and a notebook may have {LARGEST_BYTES:,}: "
+                f"clear its outputs, save it and upload it again")
     return ""
 
 
 def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
-    """The notebooks in a zip, under names of ours, whatever the zip calls them."""
+    """Unpack the notebooks in a zip, into files that the zip's names don't choose."""
     found: list[HandIn] = []
     try:
         with zipfile.ZipFile(path) as archive:

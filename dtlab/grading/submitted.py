@@ -1,8 +1,7 @@
-"""Reading a learner's notebook: what in it is an answer, and to which of the course's notebooks.
+"""Reading a learner's notebook: finding its answers, and the course's notebook that it belongs to.
 
 Only answers are taken from a learner: the solution cells, and definitions (def, class, import,
-f = lambda …) from other cells, as an answer may use a helper. Tests come from the course's own
-notebook.
+f = lambda …) in other cells, which answers may use. Tests come from the course's notebook.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LARGEST_CODE = 1_000_000  # of all cells that are read for definitions
 
 @dataclass
 class SubmittedCell:
-    """Code to execute. `answers`: the grade id of the solution cell it is from, "" if from none."""
+    """Code to execute. answers: the grade id of the solution cell; "" for any other cell."""
 
     code: str
     answers: str = ""
@@ -42,15 +41,13 @@ class SubmittedNotebook:
     source: Path  # the course's notebook
     cells: list[SubmittedCell]
     tests: list[str]  # the course's graded cells, with hidden tests
-    cell_of: dict[str, str]  # function → the grade id of the cell that shall define it
+    cell_of: dict[str, str]  # function → the grade id of the cell that has to define it
 
 
 def read_submitted(path: str | Path, solutions: str | Path | None = None) -> SubmittedNotebook:
-    """Read a learner's notebook and find the course's notebook that it answers.
-
-    Raises `ConfigError`, in one sentence, if there is no such file, if it isn't a notebook, or if
-    no exercise of the course is in it.
-    """
+    """Read a learner's notebook and find the course's notebook that it answers. Raises
+    `ConfigError`, in one sentence, if there is no such file, if it isn't a notebook, or if no
+    exercise of the course is in it."""
     path = Path(path)
     cells = _code_cells(read_notebook(path))
     sources = {file: _code_cells(read_notebook(file))
@@ -115,8 +112,8 @@ def _what_it_is(text: str, error: Exception) -> str:
 
 
 def course_folder(given: str | Path | None) -> Path:
-    """Find the folder of the course's own notebooks: `given`, or beside the package, or beside you.
-    Learners have no solutions, but the exercises, with the checks that they may see."""
+    """Find the folder of the course's own notebooks: `given`, or one beside the package, or in the
+    current folder. Learners have no solutions; their exercises have the visible checks."""
     package = Path(dtlab.__file__).parent
     places = (package.parent, Path.cwd(), package / "course")
     candidates = [Path(given)] if given else [
@@ -138,23 +135,23 @@ class CodeCell(NamedTuple):
     text: str
     mark: dict[str, Any]  # nbgrader's
     tags: list[str]
-    statements: list[ast.stmt]  # none of what is no Python, or too long
+    statements: list[ast.stmt]  # [] if the text is no Python, or too long
 
     @property
     def functions(self) -> set[str]:
-        """The names of those that it defines."""
+        """The names of the functions that the cell defines."""
         return {s.name for s in self.statements if isinstance(s, ast.FunctionDef)}
 
     @property
     def written(self) -> set[str]:
-        """The names of those that are no stubs."""
+        """The names of the functions that raise no NotImplementedError."""
         return {s.name for s in self.statements if isinstance(s, ast.FunctionDef) and not any(
             isinstance(line, ast.Raise) and "NotImplementedError" in (
                 getattr(line.exc, "id", ""), getattr(getattr(line.exc, "func", None), "id", ""))
             for line in s.body)}
 
     def helpers(self, settled: Set[str]) -> str:
-        """The statements that only define something, none of it `settled`."""
+        """The statements that only define names, of which none is `settled`."""
         try:
             return "\n\n".join(ast.unparse(s) for s in self.statements
                                if (names := defined_names(s)) and not names & settled)
@@ -163,7 +160,8 @@ class CodeCell(NamedTuple):
 
 
 def defined_names(s: ast.stmt) -> set[str]:
-    """The names of what a statement only defines: functions, classes, modules, f = lambda …"""
+    """The names that a statement defines, if it does nothing else: def, class, import, f = lambda …
+    """
     if isinstance(s, (ast.FunctionDef, ast.ClassDef)):
         return {s.name}
     if isinstance(s, (ast.Import, ast.ImportFrom)):
@@ -181,7 +179,7 @@ def assigned_names(tree: ast.AST) -> set[str]:
 
 
 def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
-    cells, room = [], LARGEST_CODE
+    cells, remaining = [], LARGEST_CODE
     for cell in notebook["cells"]:
         if not isinstance(cell, dict):
             continue
@@ -192,11 +190,11 @@ def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
         if isinstance(source, (str, list)) and (  # M makes Markdown of an answer in JupyterLab
                 cell.get("cell_type") == "code" or mark.get("solution")):
             text = source if isinstance(source, str) else "".join(map(str, source))
-            room -= len(text)
-            if room >= 0:
+            remaining -= len(text)
+            if remaining >= 0:
                 text = _without_ipython(text)
             cells.append(CodeCell(text, mark, tags if isinstance(tags, list) else [],
-                                  _parsed(text) if room >= 0 else []))
+                                  _parsed(text) if remaining >= 0 else []))
     return cells
 
 
@@ -206,9 +204,9 @@ def _solution_cells(source: list[CodeCell]) -> dict[str, set[str]]:
 
 
 def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, list[int]]:
-    """grade id → which of a learner's cells answer it: a cell that JupyterLab has split or copied
-    keeps its id. One that was made anew is known by the function that it defines, in a notebook of
-    the course: with marks, or checks. A stub doesn't count where the function is written elsewhere.
+    """Map each grade id to the learner's cells that answer it. A cell that JupyterLab has split or
+    copied keeps its grade id. A new cell is found by the function that it defines, if the notebook
+    has grade ids or checks at all. A stub doesn't count if another cell has the function written.
     """
     chosen, marks = {}, any(cell.mark for cell in cells)
     for grade_id, names in wanted.items():
@@ -225,9 +223,9 @@ def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, lis
 
 def _answers(cells: list[CodeCell], chosen: dict[str, list[int]], wanted: dict[str, set[str]]
              ) -> list[SubmittedCell]:
-    """The cells to execute, in the order of the notebook; an answer in several stands where its
-    last one does; what other cells have under its name does not count, once it is written. At the
-    end, one for each answer that is missing."""
+    """Return the cells to execute, in order. An answer in several cells takes the place of the
+    last. Definitions in other cells don't count if a written answer defines the name. Each missing
+    answer has a cell with an error, at the end."""
     settled = {name for grade_id, parts in chosen.items() for i in parts
                for name in wanted[grade_id] & cells[i].written}
     grade_ids = {parts[-1]: grade_id for grade_id, parts in chosen.items()}

@@ -53,9 +53,7 @@ def can_restrict() -> bool:
 
 def restrict(gloo: bool = False) -> None:
     """Let this process make, from here on, no system calls but these. gloo: it may use sockets.
-
-    Raises `OSError`, or what importing libseccomp raises, if that can't be had.
-    """
+    Raises `OSError`, or what importing libseccomp raises, if that can't be had."""
     import pyseccomp as seccomp
 
     def equals(argument: int, value: int) -> seccomp.Arg:

@@ -14,23 +14,30 @@ from dtlab.errors import ConfigError, Deadlock, DtlabError, UnwaitedWork
 from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.exercise import Check, Exercise, find_exercise
 from dtlab.grading.frames import Blob, decode, encode
-from dtlab.grading.judge import Trials, in_own_process, is_real, prints_of, report_of, try_all
-from dtlab.grading.learner_check import seal
+from dtlab.grading.judge import (
+    Trials,
+    fingerprints_of,
+    in_own_process,
+    report_of,
+    runs_on_gloo,
+    try_all,
+)
+from dtlab.grading.learner_check import make_submission
 from dtlab.grading.learner_errors import describe_error
-from dtlab.grading.mistakes import Mistake, Prints, Traces, answer_of, mistakes_in
+from dtlab.grading.mistakes import Fingerprints, KnownMistake, Mistake, answer_of, mistakes_in
 from dtlab.grading.rank_server import RankServer
-from dtlab.grading.referee import INVALID, deadlocked
+from dtlab.grading.referee import INVALID, deadlock_failure
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import Sandbox, new_outcome
-from dtlab.grading.standard import VAST
+from dtlab.grading.standard import LARGE_N
 from dtlab.ranks.unwritten import unwritten_is_nan
 from dtlab.simulator import simulate
 
 
 def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: RankServer
                 ) -> Trials:
-    """Try `function`. If memory is measured, or processes are real, `server` starts the ranks."""
-    sandbox = Sandbox(seal(function, getattr(function, "__name__", "answer")), server)
+    """Try `function` in this process; in ranks of `server` if memory is measured, or over Gloo."""
+    sandbox = Sandbox(make_submission(function, getattr(function, "__name__", "answer")), server)
 
     def run_case(case: Case) -> Outcome:
         return sandbox.run_case(case) if case.meter or case.gloo else run_here(function, case)
@@ -48,7 +55,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
 
     def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any, int, Any]:
         given, asked = calls[comm.rank], list[Any]()
-        kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
+        args_after = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
         answers: Any = oracle(comm.rank) if oracle else None
 
         def ask(*args: Any) -> Any:
@@ -61,7 +68,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
         inputs = (*[comm] * takes_comm, *[ask] * (oracle is not None), *given)
         value = harness(function, *inputs) if harness else function(*inputs)
         notes = getattr(answers, "notes", None)
-        return _as_sent(value), _as_sent(kept), len(asked), notes
+        return _as_sent(value), _as_sent(args_after), len(asked), notes
 
     try:
         with unwritten_is_nan():  # as in a rank's process
@@ -70,7 +77,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
         outcome.failure = _failure(error)
     else:
         values, after, asked, notes = zip(*result.values, strict=True)
-        outcome.values, outcome.after, outcome.asked = [*values], [*after], [*asked]
+        outcome.values, outcome.args_after, outcome.asked = [*values], [*after], [*asked]
         outcome.notes = [*notes]
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
     return outcome
@@ -84,7 +91,7 @@ def _as_sent(value: Any) -> Any:
 
 def _failure(error: DtlabError) -> CaseFailure:
     if isinstance(error, Deadlock):
-        return deadlocked(error, error.waiting)
+        return deadlock_failure(error, error.waiting)
     rank, cause = getattr(error, "rank", -1), error.__cause__ or error
     if isinstance(error, UnwaitedWork):
         return CaseFailure("pending", rank, message=str(cause))
@@ -93,27 +100,25 @@ def _failure(error: DtlabError) -> CaseFailure:
                        said["traceback"])
 
 
-# ---- all mistakes of an exercise ----------------------------------------------------------------
-
-
 class Judged(NamedTuple):
-    """The reports on the solution and on each mistake, and what the mistakes leave behind."""
+    """The reports on the solution and on each mistake, and the mistakes' fingerprints."""
 
     solution: Report
     mistakes: list[Report]
-    traces: list[Traces]
+    known: list[KnownMistake]
 
 
 def judge_mistakes(exercise_id: str, folder: Path) -> Judged:
-    """Judge, in a process of its own, the exercise's solution and all its mistakes, each by what
-    all of them leave behind."""
-    told: Judged = in_own_process(_judge_mistakes, exercise_id, folder)
-    return told
+    """Judge, in a process of its own, the exercise's solution and all its mistakes. The hints on
+    each mistake come from the fingerprints of all of them."""
+    judged: Judged = in_own_process(_judge_mistakes, exercise_id, folder)
+    return judged
 
 
 def _checks_of(exercise: Exercise, seed: int) -> list[Check]:
-    """Return the checks without cases that show what a process hides: none of our mistakes does."""
-    return [replace(check, cases=[case for case in check.cases if case.facts.get("n", 0) < VAST])
+    """Return the checks without cases of `LARGE_N` elements, which find memory that a process hides
+    from its meter: none of our mistakes hides any."""
+    return [replace(check, cases=[case for case in check.cases if case.facts.get("n", 0) < LARGE_N])
             for check in exercise.build(seed)]
 
 
@@ -122,30 +127,30 @@ def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     with RankServer("none", exercise.library) as server:
         checks = _checks_of(exercise, 0)
         solution = try_trusted(checks, answer_of(Mistake({}, ""), exercise, folder), server)
-        traced = try_mistakes(exercise, 0, folder, server)
-    traces = [trace for trace, _ in traced]
-    reports = [report_of(exercise, checks, trials, lambda: traces)
-               for trials in (solution, *(trials for _, trials in traced))]
-    return Judged(reports[0], reports[1:], traces)
+        tried = try_mistakes(exercise, 0, folder, server)
+    known = [mistake for mistake, _ in tried]
+    reports = [report_of(exercise, checks, trials, lambda: known)
+               for trials in (solution, *(trials for _, trials in tried))]
+    return Judged(reports[0], reports[1:], known)
 
 
 def try_mistakes(exercise: Exercise, seed: int, folder: Path, server: RankServer
-                 ) -> list[tuple[Traces, Trials]]:
-    """Run the exercise's mistakes, if they are in `folder`, and return what they leave behind with
-    this seed. Only those that pass in the simulator run on real processes, too."""
+                 ) -> list[tuple[KnownMistake, Trials]]:
+    """Run the exercise's mistakes, if they are in `folder`, on the inputs of this seed; return
+    their fingerprints and trials. Only those that pass in the simulator run over Gloo, too."""
     checks, found = _checks_of(exercise, seed), []
-    simulated = [check for check in checks if not is_real(check)]
+    simulated = [check for check in checks if not runs_on_gloo(check)]
     for mistake in mistakes_in(exercise, folder):
         answer = answer_of(mistake, exercise, folder)
         trials = try_trusted(simulated, answer, server)
         if all(trial.verdict.passed for each in trials.values() for trial in each):
             trials = try_trusted(checks, answer, server)
-        found.append((Traces(mistake.hint, _prints(checks, trials)), trials))
+        found.append((KnownMistake(mistake.hint, _fingerprints(checks, trials)), trials))
     return found
 
 
-def _prints(checks: Sequence[Check], trials: Trials) -> Prints:
-    """Fingerprint what runs in the simulator: real processes need not fail twice alike."""
+def _fingerprints(checks: Sequence[Check], trials: Trials) -> Fingerprints:
+    """Return the fingerprints in the simulator: over Gloo, two runs may fail in different ways."""
     return {check.name: [found.get(number) for number in range(len(check.cases))]
-            for check in checks if not is_real(check)
-            for found in [prints_of(trials.get(check.name, []))]}
+            for check in checks if not runs_on_gloo(check)
+            for found in [fingerprints_of(trials.get(check.name, []))]}

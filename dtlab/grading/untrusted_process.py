@@ -1,4 +1,5 @@
-"""The referee's end of a process of the submission: frames with a time limit, and a sure end."""
+"""The referee's end of a process of the submission: it receives frames in limited time, and kills.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from dtlab.grading.frames import ConnectionClosed, Frame, FrameTimeout
 from dtlab.grading.rank_server import RankServer
 from dtlab.processes.forking import kill_group
 
-STARVED_FACTOR = 6  # on a busy machine, a process that gets no processor may take this much longer
-FRAMES_KEPT = 10_000  # of other streams than the one that is waited for
-BYTES_KEPT = 1 << 28  # of them all
-MEMORY_BYTES = 1 << 30  # what a process may take on top of what it starts with
+STARVED_FACTOR = 6  # times the limit that a process may take longer while it gets no processor
+MOST_QUEUED_FRAMES = 10_000  # of streams other than the one for which the referee waits
+MOST_QUEUED_BYTES = 1 << 28
+MEMORY_BYTES = 1 << 30  # that a process may take besides what it starts with
 
 
 class UntrustedProcess:
@@ -42,8 +43,8 @@ class UntrustedProcess:
             resource.prlimit(self.pid, resource.RLIMIT_AS, (ceiling, ceiling))
 
     def held_bytes(self, most: bool = True) -> int:
-        """The most memory that it has held at once, or what it holds now, without what it has
-        touched of libraries' files until now; 0 where there is no /proc."""
+        """The most memory that it has held at once, or what it holds now, without pages of files,
+        such as libraries, that are in memory now; 0 where there is no /proc."""
         with suppress(OSError, KeyError):  # it has ended
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
             kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":")
@@ -57,16 +58,14 @@ class UntrustedProcess:
 
     def recv(self, limit_s: float, stream: int = 0) -> Frame:
         """The next frame of one of its streams; those of others are kept until they are wanted.
-
         Raises `FrameTimeout` if none has come `limit_s` after `start_timing`; but a process that
         computes may run that long, however long it waits for a processor on a busy machine. Raises
-        `ConnectionClosed`.
-        """
+        `ConnectionClosed`."""
         while not self._queued[stream]:
             frame = self._next_frame(limit_s)
             self._queued[frame.stream].append(frame)
-            kept = [each.nbytes for frames in self._queued.values() for each in frames]
-            if len(kept) > FRAMES_KEPT or sum(kept) > BYTES_KEPT:
+            sizes = [each.nbytes for frames in self._queued.values() for each in frames]
+            if len(sizes) > MOST_QUEUED_FRAMES or sum(sizes) > MOST_QUEUED_BYTES:
                 raise ConnectionClosed("it sends frames that no one asked for")
         return self._queued[stream].popleft()
 
@@ -75,12 +74,12 @@ class UntrustedProcess:
         last_s = self._since_s + (STARVED_FACTOR + 1) * limit_s
         while not self.socket.wait(until_s):
             starved = self._processor_s() - self._used_s < limit_s and self._would_run()
-            if self.socket.wait(0.0):  # it came while we looked
+            if self.socket.wait(0.0):  # the frame came during `_would_run`
                 break
             if not starved or until_s > last_s:
                 raise FrameTimeout
             until_s += 0.5
-        if time.monotonic() > last_s:  # however much it sends
+        if time.monotonic() > last_s:  # also if it sends frame after frame
             raise FrameTimeout
         return self.socket.recv(time.monotonic() + limit_s)
 
@@ -100,10 +99,8 @@ class UntrustedProcess:
         return sum(map(int, _stat(Path(f"/proc/{self.pid}"))[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def _would_run(self) -> bool:
-        """Does one of its threads run, or would if it got a processor, or its memory?
-
-        Looks several times: threads that wake each other may all seem to wait in one look.
-        """
+        """Does one of its threads run, or wait for a processor or for paging? It takes several
+        samples: of threads that wake each other, all may seem to wait in one sample."""
         for _ in range(5):
             threads = Path(f"/proc/{self.pid}/task").glob("*")
             if any(_stat(thread)[:1] in (["R"], ["D"]) for thread in threads):
@@ -112,7 +109,7 @@ class UntrustedProcess:
         return False
 
     def how_it_ended(self) -> str:
-        """"exit code 3", "signal SIGSEGV"; "" if it is alive."""
+        """Return "exit code 3" or "signal SIGSEGV"; "" if it is alive."""
         for _ in range(100):  # the socket closes a moment before the process is gone
             if how := self._server.how_it_ended(self._inside):
                 return how
@@ -120,7 +117,7 @@ class UntrustedProcess:
         return ""
 
     def end(self) -> None:
-        """Kill the process; it could not start others, but where only its group holds them."""
+        """Kill the process, and its group: without seccomp it may have started others."""
         kill_group(self.pid)
         self._server.forget(self._inside)
         self.socket.close()

@@ -1,4 +1,4 @@
-"""A judge's verdict on an outcome; also on one without a result, or with an unexpected value."""
+"""The verdict on an outcome, also if there is no result, or one of a kind that no judge expects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = {
     "skipped": "not tried",
 }
 
-MOST_NUMBERS = 10_000  # of a tensor where a list is wanted, of which a judge looks at each item
+MOST_NUMBERS = 10_000  # in a tensor; a judge that expects a list could loop over more for minutes
 
 
 def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
@@ -28,18 +28,18 @@ def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
     if outcome.failure is not None:
         return _of_failure(case, outcome.failure)
     if name := collective_in(case, outcome):
-        return Verdict(False, f"the answer calls {name}", "messages of your own", shows=name)
+        return Verdict(False, f"the answer calls {name}", "messages of your own", evidence=name)
     try:
         if case.wanted is None and any(isinstance(x, torch.Tensor) and x.numel() > MOST_NUMBERS
                                        for x in tree_leaves(outcome.values)):
             raise ValueError
         verdict = judge(case, outcome)
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError):
-        # What returned may be anything, also what no judge expects.
+        # The function may have returned anything, also what the judge does not expect.
         actual = f"returned {outcome.values!r:.100}"
-        return Verdict(False, actual, "what the task asks for", shows=actual)
-    return verdict if verdict.shows is not None else verdict._replace(
-        shows=_without_numbers(verdict.actual))
+        return Verdict(False, actual, "what the task asks for", evidence=actual)
+    return verdict if verdict.evidence is not None else verdict._replace(
+        evidence=_without_numbers(verdict.actual))
 
 
 def _of_failure(case: Case, failure: CaseFailure) -> Verdict:
@@ -52,14 +52,10 @@ def _of_failure(case: Case, failure: CaseFailure) -> Verdict:
     at = f" ({failure.at})" if failure.at else ""
     doing = [line.split()[:2] for line in failure.details.splitlines()[1:]
              ] if failure.kind == "deadlock" else []
-    return Verdict(False, _clip(actual + at), "a result", shows=(
+    text = " ".join((actual + at).split())
+    return Verdict(False, text if len(text) <= 220 else text[:219] + "…", "a result", evidence=(
         failure.kind, failure.error, _without_numbers(failure.message), doing))
 
 
 def _without_numbers(text: str) -> str:
     return re.sub(r"\d+", "#", text)
-
-
-def _clip(text: str, limit: int = 220) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

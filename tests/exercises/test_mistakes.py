@@ -28,7 +28,7 @@ def test_each_mistake_loses_points_and_earns_its_own_hint_first(exercise):
     for mistake, report in zip(mistakes, judged.mistakes, strict=True):
         assert report.points < report.max_points, mistake.hint
         assert report.hints[0] == mistake.hint
-    record = Record(hints_in(find_exercise(exercise), SOLUTIONS), judged.traces)
+    record = Record(hints_in(find_exercise(exercise), SOLUTIONS), judged.known)
     assert up_to_date(exercise, record), "make mistakes"
     assert set(record.hints) <= {check.name for check in find_exercise(exercise).build(0)}
 

@@ -64,14 +64,14 @@ def test_unseen_clusters_need_all_of_the_rule(seed):
 def test_half_the_time_of_the_order_offered_is_within_reach_with_room_to_spare(seed):
     for case in [*cases_of("place-job", "time, empty", seed),
                  *cases_of("place-job", "time, busy", seed)]:
-        where, ranks = case.facts["hall"], case.facts["ranks"]
+        where, ranks = case.facts["cluster"], case.facts["ranks"]
         offered = placing.cost_of(where, where.free[:ranks])
         assert placing.cost_of(where, placing.compact(where, ranks)).elapsed_s < (
             0.8 * offered.elapsed_s / 2)
 
 
 def test_no_placement_drawn_at_random_puts_fewer_bytes_on_the_spine():
-    random, where = np.random.default_rng(0), placing.hall(3, 4, (2, 1, 0), 0)
+    random, where = np.random.default_rng(0), placing.draw_cluster(3, 4, (2, 1, 0), 0)
     for ranks in (3, 5, 7):
         least = placing.cost_of(where, placing.compact(where, ranks)).spine_bytes
         for _ in range(20):
@@ -216,14 +216,15 @@ def test_a_step_takes_no_more_indices_than_there_are_samples():
         restart_bits._step(x, x, many, x, 0.1, [x] * 4, [x] * 4)
 
 
-@pytest.mark.parametrize(("became", "left"), [("whole", b"newer"), ("torn", b"ne"), ("lost", b"")])
-def test_what_is_not_synced_may_be_torn_or_lost_in_a_power_cut(became, left):
+@pytest.mark.parametrize(("unsynced", "found"),
+                         [("whole", b"newer"), ("torn", b"ne"), ("lost", b"")])
+def test_what_is_not_synced_may_be_torn_or_lost_in_a_power_cut(unsynced, found):
     disk = surviving_checkpoint.Disk({"old": b"older"})
     disk.write("new", b"newer")
     disk.rename("new", "old")
-    assert disk.after(became)["old"] == left
+    assert disk.files_after_crash(unsynced)["old"] == found
     disk.sync("old")
-    assert disk.after(became)["old"] == b"newer"
+    assert disk.files_after_crash(unsynced)["old"] == b"newer"
 
 
 def test_a_process_that_dies_leaves_what_was_on_the_disk_at_its_last_operation():

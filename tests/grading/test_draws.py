@@ -112,9 +112,10 @@ def test_right_results_that_came_without_a_message_are_wrong(exercise):
         one_worker = case.facts.get("workers") == 1 or case.facts.get("machines") == ((1,),)
         if case.wanted and case.comm and case.ranks > 1 and not empty(case) and not one_worker:
             right = Outcome(list(case.wanted.returns or [None] * case.ranks),
-                            list(case.wanted.leaves or [()] * case.ranks), trace=Trace(case.ranks))
+                            list(case.wanted.args_after or [()] * case.ranks),
+                            trace=Trace(case.ranks))
             verdict = values(case, right)
-            assert (verdict.passed, verdict.shows) == (False, "too few bytes"), case.tried
+            assert (verdict.passed, verdict.evidence) == (False, "too few bytes"), case.tried
 
 
 def test_survivors_that_agree_without_a_message_are_wrong():

@@ -13,7 +13,7 @@ from dtlab import check, run
 from dtlab.cli import app
 from dtlab.grading import catalogue
 from dtlab.grading.judge import grade_answer, prepare_to_fork
-from dtlab.grading.learner_check import seal
+from dtlab.grading.learner_check import make_submission
 from dtlab.grading.rank_server import RankServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def test_the_example_of_an_exercise_is_complete(answer, points):
             exec(example, space)
             return grade_answer(server, submission, space["EXERCISE"], 2).points
 
-    assert run(judge, seal(answer, "swap"), ranks=1, echo=False).values == [points]
+    assert run(judge, make_submission(answer, "swap"), ranks=1, echo=False).values == [points]
 
 
 def test_the_commands_of_the_guide_exist():

@@ -165,10 +165,11 @@ def test_without_a_sandbox_grading_refuses_and_says_how_to_get_one(monkeypatch):
 
 
 def test_nobody_needs_what_is_secret_to_be_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "SECRET", ())
+    monkeypatch.setattr(isolation, "SECRET", tmp_path / "none")
     for folder in tmp_path.parents:
         if not folder.stat().st_mode & stat.S_IXOTH:
-            monkeypatch.setattr(isolation, "_closed", lambda path: not path.stat().st_mode & 0o5)
+            monkeypatch.setattr(isolation, "_hidden_from_others",
+                                lambda path: not path.stat().st_mode & 0o5)
     os.chmod(tmp_path, 0o755)
     with pytest.raises(ConfigError, match=f"chmod -R go-rwx {tmp_path}"):
         check_secrets([tmp_path])

@@ -224,7 +224,7 @@ def _tried(until_s, wrong):
 
     cases = [Case(str(n), [(), ()]) for n in range(10)]
     check = Check("a check", 1, "", cases, lambda case, outcome: Verdict(
-        not wrong, "", "", shows=outcome.values if wrong else None))
+        not wrong, "", "", evidence=outcome.values if wrong else None))
     trials = try_all([check], run_case, until_s)
     return tried, most, trials["a check"][-1].outcome.failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dtlab import check
-from dtlab.grading.report import Report, Row, text_table, whole
+from dtlab.grading.report import Report, Row, int_if_whole, text_table
 
 
 def example() -> Report:
@@ -23,7 +23,7 @@ def test_points_are_sums_and_whole_numbers_are_ints():
     assert report.max_points == 3.5
     assert not report.passed
     assert report.hints == ["Send <one> chunk."]
-    assert isinstance(whole(3.0), int)
+    assert isinstance(int_if_whole(3.0), int)
 
 
 def test_a_report_goes_through_json_and_back():

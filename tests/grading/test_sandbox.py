@@ -14,7 +14,7 @@ from dtlab import ConfigError, Recv, Send, run
 from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.grading.case import Case, Outcome, Submission
 from dtlab.grading.judge import prepare_to_fork
-from dtlab.grading.learner_check import seal
+from dtlab.grading.learner_check import make_submission
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.untrusted_process import UntrustedProcess
@@ -26,7 +26,7 @@ N = 6  # elements of each rank's float32 vector
 def outcome_of(function: Callable[..., Any], ranks: int = 4, **options: Any) -> Outcome:
     """What comes of `function(comm, x)` in the sandbox; x holds the rank's number."""
     args = [(torch.full((N,), float(rank)),) for rank in range(ranks)]
-    submission = seal(function, "function")
+    submission = make_submission(function, "function")
     return run(_in_the_judges_process, submission, args, options, ranks=1, trace=False,
                echo=False).values[0]
 

@@ -1,8 +1,8 @@
 """Chapter 09: a chain of nodes, its network, a client and a master, simulated message by message.
 
-A random number puts everything that could happen at the same time into one order, so a *schedule*
-(a seed) determines a run, and up to a crash the run is equal to the one without it. Add number i
-adds 4ⁱ: the digits of a value to base 4 tell how often each add is in it.
+A *schedule* (a seed) orders all that could happen at the same time, so it determines a run, and up
+to a crash a run equals the one without the crash. Add number i adds 4ⁱ, so that the digits of a
+value to base 4 tell how often each add is in it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Client:
         self.adds: dict[int, ChainMessage] = {}  # all that were sent, by number
         self.open: dict[int, ChainMessage] = {}  # adds and reads without an answer
         self.certain: set[int] = set()  # adds that were acknowledged, or seen by a read
-        self.guessed: set[int] = set()  # with which a node has answered, though no message told it
-        # Of each read: its value (None: no number), and the adds to its key that were certain when
-        # it was sent, and those that were sent before its answer.
+        self.guessed: set[int] = set()  # adds in a node's answer that no message had told the node
+        # For each read: (its value; None: no number; the adds to its key that were certain when the
+        # read was sent; the adds to its key that were sent before its answer).
         self.reads: list[tuple[int | None, set[int], set[int]]] = []
         self._before: dict[int, set[int]] = {}
         self._numbers = count(1)
@@ -59,7 +59,7 @@ class Client:
         return bool(self._script) and (self._script[0] != "add" or under_way < WINDOW)
 
     def act(self) -> None:
-        """Do the next line of the script."""
+        """Make the next request of the script."""
         what = self._script.popleft()
         if what == "again":
             self._post(self.chain[0], list(self.adds.values())[-1])
@@ -82,8 +82,8 @@ class Client:
         self._post(self.chain[-1], message)
 
     def receive(self, message: ChainMessage, known: set[int]) -> None:
-        """Take an answer, or the master's list of the nodes that live. known: the adds of which
-        messages have told its sender."""
+        """Take an answer, or the master's list of the living nodes. known: the adds that messages
+        had told the sender of."""
         if message[0] == "chain":
             old, self.chain = self.chain, message[1]
             if (old[0], old[-1]) != (self.chain[0], self.chain[-1]):
@@ -115,14 +115,14 @@ class ChainRun:
             n: {"me": n, "chain": list(range(nodes)), "values": {}} for n in range(nodes)}
         self._known: defaultdict[Name, set[int]] = defaultdict(set)  # adds that messages told of
         self._links: defaultdict[tuple[Name, Name], deque[Any]] = defaultdict(deque)
-        # One link is slow, another one in each of successive schedules: it waits for all else.
+        # One link is slow: its messages come last. Each of successive schedules has another one.
         pairs = list(permutations(range(nodes), 2))
         self._slow = pairs[schedule % len(pairs)] if pairs else None
         self.crashes = {crash.node: crash for crash in crashes}
         # How many messages each node sent, by event.
         self.handled: dict[int, list[int]] = {n: [] for n in range(nodes)}
         self.delivered = 0
-        self.flood = False  # the messages don't end
+        self.flood = False  # True once there are `MOST_MESSAGES`
         self._unannounced = False
         self._notices: list[tuple[list[int], set[int]]] = []  # members; nodes not yet notified
         self.client = Client(partial(self._post, CLIENT), list(range(nodes)), again,
@@ -137,13 +137,13 @@ class ChainRun:
         return self
 
     def settle(self) -> None:
-        """Do what can happen, one step at a time in the schedule's order, until nothing is left."""
+        """Take one step after the other, in the schedule's order, until none is possible."""
         while not self.flood and (moves := list(self._moves())):
-            soon = [move for move in moves if move.args != self._slow] or moves
-            self._random.choice(soon)()
+            fast = [move for move in moves if move.args != self._slow] or moves
+            self._random.choice(fast)()
 
     def kill(self, node: int) -> None:
-        """The process dies, and all that was on its way to it is lost."""
+        """Kill the node. All messages on their way to it are lost."""
         self.alive.remove(node)
         self._unannounced = True
         self._close(lambda src, dst: dst == node)

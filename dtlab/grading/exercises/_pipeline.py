@@ -44,7 +44,7 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
         except ConfigError as error:
             reason = str(error).splitlines()[0]
             clue = next((clue for word, clue in _CLUES.items() if word in reason), "")
-            return Verdict(False, reason, "a schedule that can run", clue=clue, shows=rows)
+            return Verdict(False, reason, "a schedule that can run", clue=clue, evidence=rows)
         if (schedule.ranks, schedule.micro_batches) != (p, m):
             return Verdict(False, f"{schedule.ranks} ranks, {schedule.micro_batches} micro-batches",
                            f"{p} ranks, {m} micro-batches", clue="One list for each of the p "

@@ -13,7 +13,7 @@ from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, one_mean, real, sum_bytes, values
+from dtlab.grading.standard import COLLECTIVES, on_gloo, one_mean, sum_bytes, values
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def _build(seed: int) -> list[Check]:
         Check("empty", 1, "ranks without samples; one rank", empty, values),
         Check("traffic", 2, "bytes that a rank sends", large,
               one_mean(lambda case: case.args[0][1], "one all-reduce"), values),
-        real(case("over Gloo", 50, [2, 3], [1], [4, 1, 1], gloo=True)),
+        on_gloo(case("over Gloo", 50, [2, 3], [1], [4, 1, 1], gloo=True)),
     ]
 
 

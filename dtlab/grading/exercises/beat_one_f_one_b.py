@@ -15,7 +15,7 @@ def _within(case: Case, schedule: Schedule) -> Verdict:
     limit, held = case.args[0][-1], schedule.time().held
     rank = held.index(max(held))
     return Verdict(held[rank] <= limit, f"rank {rank} holds {held[rank]:g} micro-batches",
-                   f"≤ {limit} micro-batches", shows=held)
+                   f"≤ {limit} micro-batches", evidence=held)
 
 
 def _time(share: float) -> Judge:
@@ -32,7 +32,7 @@ def _time(share: float) -> Judge:
                                                                 strict=False))
         whole = any(action.kind == "B" for row in schedule.rows for action in row)
         return Verdict(actual <= allowed + 1e-9 and (share > 0 or actual < fair[0] - 1e-9),
-                       f"{actual:.4g} s", f"{names} s", shows="B" if whole else actual)
+                       f"{actual:.4g} s", f"{names} s", evidence="B" if whole else actual)
 
     def limited(case: Case, outcome: Outcome) -> Verdict:
         within = _within(case, outcome)

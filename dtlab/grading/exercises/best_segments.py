@@ -33,11 +33,11 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     expected = f"≤ {1 + TOLERANCE:g} × {best_time:.4g} s, as with {best}"
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         return Verdict(False, f"{k!r}"[:60], f"{expected} segments",
-                       shows="no number of segments")
+                       evidence="no number of segments")
     ranks, nbytes, alpha, beta = case.args[0]
     took = chain_s(ranks, nbytes, alpha, beta, k)
     return Verdict(took <= best_time * (1 + TOLERANCE), f"{counted(k, 'segment')}: {took:.4g} s",
-                   expected, shows=k)
+                   expected, evidence=k)
 
 
 def _build(seed: int) -> list[Check]:

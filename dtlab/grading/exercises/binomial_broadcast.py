@@ -14,7 +14,7 @@ from dtlab.grading.standard import (
     broadcast_case,
     bytes_sent,
     lg_ceil,
-    real,
+    on_gloo,
     rounds_at_most,
     values,
 )
@@ -23,7 +23,7 @@ from dtlab.grading.standard import (
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
     least, sent = case.wanted.least_bytes if case.wanted else 0, bytes_sent(outcome)
     return Verdict(sent == least, f"{sent:,} B in all", f"(p−1)·n = {least:,} B in all",
-                   f"{sent:,} / {least:,}", shows=sent)
+                   f"{sent:,} / {least:,}", evidence=sent)
 
 
 def _build(seed: int) -> list[Check]:
@@ -45,7 +45,7 @@ def _build(seed: int) -> list[Check]:
         Check("rounds", 2, "2 to 13 ranks, simulated", timed,
               rounds_at_most(lambda case: lg_ceil(case.ranks), "⌈lg p⌉"), values),
         Check("bytes", 1, "2 to 13 ranks", timed, _bytes, values),
-        real(case(4, 1000, 2, gloo=True)),
+        on_gloo(case(4, 1000, 2, gloo=True)),
     ]
 
 

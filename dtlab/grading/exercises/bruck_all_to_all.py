@@ -14,7 +14,7 @@ from dtlab.grading.standard import (
     F64,
     I64,
     lg_ceil,
-    real,
+    on_gloo,
     rounds_at_most,
     sent_at_most,
     values,
@@ -51,7 +51,7 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 2, "2 to 13 ranks", timed, sent_at_most(
             lambda case: case.ranks * lg_ceil(case.ranks) // 2 * case.facts["part"],
             "n/2·⌈lg p⌉"), values),
-        real(_case(4, (250,), seed=seed, gloo=True)),
+        on_gloo(_case(4, (250,), seed=seed, gloo=True)),
     ]
 
 

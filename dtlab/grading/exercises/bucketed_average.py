@@ -11,7 +11,7 @@ from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, Wanted, counted, describe_case
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sum_bytes, values
+from dtlab.grading.standard import COLLECTIVES, F32, F64, on_gloo, sum_bytes, values
 from dtlab.simulator import simulate
 from dtlab.topology import uniform
 
@@ -42,7 +42,7 @@ def _messages(case: Case, outcome: Outcome) -> Verdict:
     allowed, rings = len(_buckets(case)), _rings(outcome, case.ranks)
     return Verdict(len(rings) == allowed, counted(len(rings), "all-reduce"),
                    f"{allowed}, one for each bucket", rounds=f"{len(rings)} / {allowed}",
-                   shows=rings)
+                   evidence=rings)
 
 
 def _order(case: Case, outcome: Outcome) -> Verdict:
@@ -50,7 +50,7 @@ def _order(case: Case, outcome: Outcome) -> Verdict:
     wanted = [2 * (case.ranks - 1) * n * item for n in _buckets(case)]
     good = actual == wanted
     return Verdict(good, "last gradients first" if good else "other buckets",
-                   "from the last gradient to the first", shows=actual)
+                   "from the last gradient to the first", evidence=actual)
 
 
 def _alone(seed: int) -> Case:
@@ -64,7 +64,7 @@ def _alone(seed: int) -> Case:
         return [all_reduce(comm, x, "avg", algorithm="ring") for x in grads[comm.rank]]
 
     whole = simulate(reduced, network=uniform(3, 1e-6, 1e9), echo=False).values
-    wanted = Wanted(leaves=[(mine,) for mine in whole], names=("grads",), rtol=1e-12,
+    wanted = Wanted(args_after=[(mine,) for mine in whole], names=("grads",), rtol=1e-12,
                     what="the average of a bucket of its own",
                     least_bytes=sum_bytes(3, sum(sizes) * F64.itemsize))
     return Case(f"{describe_case(3, sum(sizes), F64)}, a bucket for each gradient",
@@ -77,7 +77,7 @@ def _build(seed: int) -> list[Check]:
         sizes = [n + varied(seed, 4, i, *sizes) * (n > 1) for i, n in enumerate(sizes)]
         grads = [normals((seed, sizes, rank), *sizes, dtype=dtype) for rank in range(ranks)]
         mean = [torch.stack(each).mean(0) for each in zip(*grads, strict=True)]
-        wanted = Wanted(leaves=[(mean,)] * ranks, names=("grads",), what="the average",
+        wanted = Wanted(args_after=[(mean,)] * ranks, names=("grads",), what="the average",
                         rtol=1e-5 if dtype == F32 else 1e-12,
                         least_bytes=sum_bytes(ranks, sum(sizes) * dtype.itemsize))
         return Case(describe_case(ranks, sum(sizes), dtype), [(mine, least) for mine in grads],
@@ -93,7 +93,7 @@ def _build(seed: int) -> list[Check]:
         Check("messages", 2, "one all-reduce for each bucket", [*plain, *odd], _messages, values),
         Check("order", 2, "what is in which bucket", [*plain, *odd, _alone(seed)], _order,
               values),
-        real(case(3, [100, 20, 33], 50, gloo=True)),
+        on_gloo(case(3, [100, 20, 33], 50, gloo=True)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Chapter 09: a chain that loses nothing, judged by what a client sees when nodes die at every
+"""Chapter 09: a chain that loses no add, judged by what a client sees when nodes die at every
 possible moment."""
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._chain_run import ChainMessage, ChainRun, Crash, Receive, copied
 from dtlab.grading.standard import always
 
-Experiment = Callable[..., Iterable[Any]]  # (receive, nodes, …): calls receive, gives what comes
+# (receive, nodes, …) → its results. It runs in the learner's process with the learner's function
+# `receive`, and again in the judge's, where `receive` returns the recorded answers.
+Experiment = Callable[..., Iterable[Any]]
 ROLES = {"head": 0, "middle": 1, "tail": 2}
 
 
-# ---- experiments: in the learner's process with its function, then in the judge with its answers
+# ---- experiments -------------------------------------------------------------------------------
 
 
 def run_all(receive: Receive, nodes: int, schedules: Sequence[int],
             victims: Sequence[tuple[int, ...]] = ((),), stride: int = 1, again: bool = False
             ) -> Iterator[ChainRun]:
-    """A run for each of the moments at which all of some victims could die, or for one in `stride`
-    of them, until messages have no end. again: the client sends every add twice."""
+    """Yield a run for every moment (or one of `stride`) at which the victims could die, up to a run
+    whose messages have no end. victims: sets of nodes that die in one run. again: the client sends
+    every add twice."""
     for schedule in schedules:
         for who in victims:
             for crashes in _moments(receive, nodes, schedule, who, stride):
@@ -39,7 +42,7 @@ def run_all(receive: Receive, nodes: int, schedules: Sequence[int],
 
 def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ...], stride: int
              ) -> Iterator[list[Crash]]:
-    """Yield times at which the victims could die, one after the other: a moment for each."""
+    """Yield lists of one crash for each victim: all combinations of moments."""
     if not victims:
         yield []
         return
@@ -50,9 +53,9 @@ def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ..
 
 
 def count_messages(receive: Receive, nodes: int, schedule: int) -> list[int]:
-    """Count the messages that the nodes send for one add, after all earlier ones have ended; those
-    that they send when the node next to the head dies after that; and the requests that stay
-    unanswered if it dies at once."""
+    """Return three counts: the messages that nodes send for one add, when nothing else is under
+    way; the messages that they send when node 1 dies afterwards; and the requests that stay
+    unanswered if node 1 dies at its first message."""
     run = ChainRun(receive, nodes, schedule)
     counts = []
     for happens in (run.settle, run.client.add, partial(run.kill, 1)):
@@ -68,11 +71,11 @@ def count_messages(receive: Receive, nodes: int, schedule: int) -> list[int]:
 
 
 def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
-    """Record what `receive` returns, call by call. Each node has variables of its own, as it would
-    have on a machine of its own."""
+    """Return all that `receive` returns, call by call. Each node has a copy of the function, so
+    that nodes share no variables."""
     answers: list[Any] = []
     fresh = cloudpickle.dumps(receive)
-    own: dict[int, tuple[Any, Receive]] = {}  # kept, so that no other node gets this id
+    own: dict[int, tuple[Any, Receive]] = {}  # holds the node, so that no other node gets its id
 
     def recorded(node: dict[str, Any], message: ChainMessage) -> Any:
         if id(node) not in own:
@@ -90,9 +93,9 @@ def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
 
 
 def _replayed(case: Case, outcome: Outcome) -> list[Any]:
-    """Replay the learner's answers. The client and the network keep their records here, where no
-    answer reaches them; [] if these can't be the answers to their messages. A node that answers the
-    same messages in two ways, in this run and in an earlier one, `knew` more than they tell."""
+    """Run the experiment again, with the recorded answers, so that the records of client and
+    network are out of the learner's reach; [] if the answers don't fit the messages. A node that
+    answers the same messages in two ways, in one run and in another, is marked `knew`."""
     answers, first = iter(outcome.values[0]), dict[Any, Any]()
 
     def receive(node: dict[str, Any], message: ChainMessage) -> Any:
@@ -109,7 +112,7 @@ def _replayed(case: Case, outcome: Outcome) -> list[Any]:
 
 
 def _problem(run: ChainRun) -> str:
-    """The first thing that is wrong with one run, or ""."""
+    """Return the first problem of one run; "" if there is none."""
     client = run.client
     if run.flood:
         return "messages without end"
@@ -140,7 +143,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
             when = "; ".join(f"node {node} died in its event {event}, "
                              f"{counted(messages, 'message')} sent"
                              for node, event, messages in run.crashes.values())
-            return Verdict(False, problem + f", after {when}" * bool(when), wanted, shows=problem)
+            return Verdict(False, f"{problem}, after {when}" if when else problem, wanted,
+                           evidence=problem)
     if not runs:
         return Verdict(False, "no messages", wanted)
     tried = counted(len(runs), "crash point" if runs[0].crashes else "run")
@@ -155,11 +159,11 @@ def _messages(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(False, f"{after} messages when a node died, though all was acknowledged",
                        f"≤ {nodes}")
     return Verdict(each <= most, f"{each} messages per add", f"≤ {most} messages per add",
-                   shows=each)
+                   evidence=each)
 
 
 def _answers(case: Case, outcome: Outcome) -> Verdict:
-    """Does it send any messages, and again what a dead node has lost?"""
+    """Are there messages, and are those that a dead node has lost sent again?"""
     counts = _replayed(case, outcome)
     if len(counts) < 3 or not counts[0]:
         return Verdict(False, "no messages", "an answer to each request")
@@ -168,15 +172,15 @@ def _answers(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(text: str, experiment: Experiment, *args: Any, nodes: int = 3, **more: Any) -> Case:
-        whole = partial(experiment, **more)
-        return Case(text, [(nodes, *args)], comm=False, harness=partial(record, whole),
-                    facts={"experiment": whole})
+    def case(text: str, function: Experiment, *args: Any, nodes: int = 3, **more: Any) -> Case:
+        experiment = partial(function, **more)
+        return Case(text, [(nodes, *args)], comm=False, harness=partial(record, experiment),
+                    facts={"experiment": experiment})
 
     first = varied(seed, 10**9)
     schedules = list(range(first, first + 6))
-    calm = [case(f"{counted(n, 'node')}, no crash", run_all, schedules, nodes=n)
-            for n in range(1, 5)]
+    no_crash = [case(f"{counted(n, 'node')}, no crash", run_all, schedules, nodes=n)
+                for n in range(1, 5)]
     again = [case(f"{counted(n, 'node')}, each add sent twice", run_all, schedules, nodes=n,
                   again=True) for n in (1, 3, 4)]
     dies = {role: [case(f"3 nodes, the {role} dies", run_all, [schedule], victims=[(node,)])
@@ -186,7 +190,7 @@ def _build(seed: int) -> list[Check]:
                   victims=list(permutations(range(n), 2)))
              for n, schedule, stride in zip((3, 3, 3, 4), schedules, (7, 6, 5, 13), strict=False)]
     return [
-        Check("no crash", 1, "1, 2, 3, 4 nodes", calm, _judge),
+        Check("no crash", 1, "1, 2, 3, 4 nodes", no_crash, _judge),
         Check("asked again", 1, "the client sends each add twice", again, _judge),
         *(Check(f"{role} dies", points, f"3 nodes, every moment, {len(schedules)} schedules",
                 dies[role], _judge, requires=always)

@@ -49,10 +49,10 @@ def _placed(case: Case, outcome: Outcome) -> Verdict:
             mine = placed[key]
             if not set(mine) <= set(servers) or len(set(mine)) < len(mine) or len(mine) != count:
                 twice = " twice" * (len(set(mine)) < len(mine))
-                return Verdict(False, f"{key} → {mine}"[:80], wanted, shows=(len(mine), twice))
+                return Verdict(False, f"{key} → {mine}"[:80], wanted, evidence=(len(mine), twice))
         if len(servers) > 2 and len({placed[key][0] for key in keys}) == 1:
             return Verdict(False, f"all keys on the same of {len(servers)} servers",
-                           "different keys, different servers", shows="one server has all")
+                           "different keys, different servers", evidence="one server has all")
     return Verdict(True, "each key, different servers", "each key, different servers")
 
 
@@ -61,7 +61,7 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
     loads = Counter(mine[0] for mine in placed.values())
     most = max(loads.values()) * len(servers) / len(placed)
     return Verdict(most <= BUSIEST, f"busiest server: {most:.2f} × the mean",
-                   f"≤ {BUSIEST} × the mean", shows="unbalanced")
+                   f"≤ {BUSIEST} × the mean", evidence="unbalanced")
 
 
 def _moved(case: Case, outcome: Outcome) -> Verdict:

@@ -33,16 +33,15 @@ def right(request: str, worker: int, w: torch.Tensor, g: torch.Tensor | None,
 
 def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
            ) -> list[tuple[Any, torch.Tensor | None]]:
-    """In the sandbox, return for each request the weights that the worker was given, or that the
-    push left; and the gradient afterwards."""
+    """In the sandbox, return for each request the weights that a pull returned, or a push made, and
+    the gradient afterwards."""
     backups: dict[Any, torch.Tensor] = {}
     seen: list[tuple[Any, torch.Tensor | None]] = []
     for request, worker, g in script:
         mine = None if g is None else g.clone()
         given = function(request, worker, w, mine, backups, lr, lam)
-        left = given if request == "pull" else w
-        # Weights change later: here they are copied.
-        seen.append((left.clone() if isinstance(left, torch.Tensor) else left, mine))
+        weights = given if request == "pull" else w  # a later push changes them: copy
+        seen.append((weights.clone() if isinstance(weights, torch.Tensor) else weights, mine))
     return seen
 
 
@@ -57,9 +56,6 @@ def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr
                     what="w − lr·[g + λ·g⊙g⊙(w − w_bak)]; g as it was")
     return Case(f"{name}: {requests}", [(w, script, lr, lam)], comm=False, harness=replay,
                 wanted=wanted)
-
-
-# ---- training under delay ----------------------------------------------------------------------
 
 
 def train(function: Answer, seed: int) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 
 def _case(name: str, ranks: int, links: Links, seed: object, *, solvable: bool = True) -> Case:
-    """The same mesh, its ranks named anew and its links in another order."""
+    """A case of this mesh, with its ranks renumbered and its links in another order."""
     random = generator(seed, name, ranks)
     names = random.permutation(ranks).tolist()
     items = [((min(names[a], names[b]), max(names[a], names[b])), wires)
@@ -34,7 +34,7 @@ def _case(name: str, ranks: int, links: Links, seed: object, *, solvable: bool =
 
 
 def _complete(ranks: int, without: int = 0) -> Links:
-    """Join every rank to every other, but for 0 to 1, 2 to 3, …: `without` wires are missing."""
+    """Join every rank to every other, without the first `without` of the links 0–1, 2–3, …"""
     missing = [(rank, rank + 1) for rank in range(0, 2 * without, 2)]
     return {pair: 1 for pair in combinations(range(ranks), 2) if pair not in missing}
 
@@ -58,13 +58,13 @@ def _two_rings(ranks: int, more: int, seed: object) -> Links:
 
 
 def _bundled(ranks: int) -> Links:
-    """A ring of double wires, and a few single ones that lead nowhere: both rings go one way."""
+    """A ring of double links, and two single ones that no ring can use: both rings are the same."""
     return {**dict.fromkeys(_edges(list(range(ranks))), 2), (0, 2): 1, (1, 3): 1}
 
 
 def _halves(ranks: int, joined: int) -> Links:
-    """Join two halves by `joined` wires: each ring needs two. The number of links is always the
-    same: the fewer between the halves, the more inside."""
+    """Join two halves by `joined` (2 or 4) wires, of which each ring needs two. The total number of
+    links is the same for both, so that it does not tell whether there are two rings."""
     half = ranks // 2
     links = dict.fromkeys(combinations(range(half), 2), 1)
     links |= dict.fromkeys(combinations(range(half, ranks), 2), 1)
@@ -78,44 +78,39 @@ def _edges(ring: list[int]) -> Iterator[Pair]:
     return ((min(a, b), max(a, b)) for a, b in edges_of(ring))
 
 
-# ---- judging -----------------------------------------------------------------------------------
-
-
 def _judge(case: Case, outcome: Outcome) -> Verdict:
     value, (ranks, links) = outcome.values[0], case.args[0]
     if not case.facts["solvable"]:
-        return Verdict(value is None, f"returned {value!r:.80}", "None", shows="rings")
+        return Verdict(value is None, f"returned {value!r:.80}", "None", evidence="rings")
     wanted = "two rings over all ranks, no wire twice"
     if value is None or len(value) != 2:
-        return Verdict(False, f"returned {value!r:.80}", wanted, shows=type(value).__name__)
+        return Verdict(False, f"returned {value!r:.80}", wanted, evidence=type(value).__name__)
     used: Counter[Pair] = Counter()
     for number, ring in enumerate(value, 1):
         if sorted(ring) != list(range(ranks)):
             again = len(ring) == ranks + 1 and ring[0] == ring[-1]
             return Verdict(False, f"ring {number} is {list(ring)}"[:160], wanted,
-                           shows="closed" if again else "not all ranks")
+                           evidence="closed" if again else "not all ranks")
         for a, b in edges_of(ring):
             if (min(a, b), max(a, b)) not in links:
                 return Verdict(False, f"ring {number} goes from {a} to {b}, between which there is "
-                               "no link", wanted, shows=(a, b) == (ring[-1], ring[0]))
+                               "no link", wanted, evidence=(a, b) == (ring[-1], ring[0]))
         used.update(_edges(list(ring)))
     over = next((pair for pair, times in used.items() if times > links[pair]), None)
     return Verdict(over is None, "two rings" if over is None else
-                   f"both rings use the link {over}, which has one wire", wanted, shows="one wire")
-
-
-# ---- checks ------------------------------------------------------------------------------------
+                   f"both rings use the link {over}, which has one wire", wanted,
+                   evidence="one wire")
 
 
 def greedy_fails(ranks: int, links: Links) -> bool:
-    """Does the first ring in the order of the numbers leave wires that hold no second one?"""
+    """Do the wires that the first ring, in the order of ranks, leaves hold no second ring?"""
     first = _first_ring(ranks, links)
-    left = links | {pair: links[pair] - 1 for pair in _edges(first)}
-    return not _first_ring(ranks, {pair: wires for pair, wires in left.items() if wires})
+    remaining = links | {pair: links[pair] - 1 for pair in _edges(first)}
+    return not _first_ring(ranks, {pair: wires for pair, wires in remaining.items() if wires})
 
 
 def _first_ring(ranks: int, links: Links, path: Sequence[int] = (0,)) -> list[int]:
-    """The first one that goes on as `path` begins; [] if there is none."""
+    """Return the first ring that begins with `path`; [] if there is none."""
     def joined(a: int, b: int) -> bool:
         return (min(a, b), max(a, b)) in links
 
@@ -127,7 +122,7 @@ def _first_ring(ranks: int, links: Links, path: Sequence[int] = (0,)) -> list[in
 
 
 def _misleading(ranks: int, seed: int) -> Case:
-    """A mesh on which the first ring that comes to mind has to be taken back."""
+    """A case on whose mesh greedy search fails: the first ring leaves no second one."""
     draws = ((seed, number) for number in range(1000))
     tries = (_case("misleading mesh", ranks, _two_rings(ranks, ranks // 8, draw), draw)
              for draw in draws)

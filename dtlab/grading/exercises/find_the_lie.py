@@ -14,7 +14,7 @@ from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, items, real, ring_bytes, sent_at_most, sum_bytes
+from dtlab.grading.standard import COLLECTIVES, items, on_gloo, ring_bytes, sent_at_most, sum_bytes
 from dtlab.parallel.conversions import copy_to, reduce_from
 
 NAMES = ("norm", "up", "scale", "down", "bias")
@@ -76,7 +76,7 @@ def _build(seed: int) -> list[Check]:
         Check("bias", 1, "its gradient", cases, items("the gradient of bias"), forward),
         Check("bytes", 1, "no all-reduce too many", [case(4, 40, 60, inner=40)],
               sent_at_most(allowed, "two all-reduces of x, one of scale"), gradients),
-        real(case(3, 4, 5, gloo=True), gradients, forward),
+        on_gloo(case(3, 4, 5, gloo=True), gradients, forward),
     ]
 
 

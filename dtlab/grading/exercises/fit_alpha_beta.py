@@ -43,8 +43,9 @@ def _near(sizes: tuple[int, ...]) -> Judge:
         errors = {n: abs(alpha + n * beta - (a + n * b)) / (a + n * b) for n in sizes}
         worst = max(errors, key=lambda n: math.inf if math.isnan(errors[n]) else errors[n])
         far = f"{errors[worst]:.0%}" if errors[worst] < 100 else "more than 100 times"
-        return Verdict(errors[worst] <= TOLERANCE, f"{_shown(alpha, beta)}; {worst:,} B off by "
-                       f"{far}", f"{_shown(a, b)}; off by ≤ {TOLERANCE:.0%}", shows=(alpha, beta))
+        return Verdict(errors[worst] <= TOLERANCE,
+                       f"{_shown(alpha, beta)}; {worst:,} B off by {far}",
+                       f"{_shown(a, b)}; off by ≤ {TOLERANCE:.0%}", evidence=(alpha, beta))
 
     return judge
 

@@ -29,9 +29,6 @@ def _right(schedule: Schedule, batch: int, most: int) -> tuple[list[float], list
     return rates, batches, steps
 
 
-# ---- training with it ----------------------------------------------------------------------------
-
-
 def train(rates: Sequence[float], batches: Sequence[int], steps: Sequence[int]
           ) -> dict[str, torch.Tensor]:
     """The weights after these stages."""
@@ -48,7 +45,8 @@ def train(rates: Sequence[float], batches: Sequence[int], steps: Sequence[int]
 
 
 def _loss(case: Case, outcome: Outcome) -> Verdict:
-    """Does training by it reach the shrinking rate's loss, in as many samples, and fewer steps?"""
+    """Does training with the answer reach the loss of the given schedule, in as many samples, and
+    in fewer steps?"""
     schedule, batch, most = case.args[0]
     _, sizes, counts = _right(schedule, batch, most)
     model, (data, _) = MLP((64, 32, 10)), digits(F64)

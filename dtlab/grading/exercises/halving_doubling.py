@@ -7,8 +7,8 @@ from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
     F32,
+    LARGE_N,
     MESSAGE_BYTES,
-    VAST,
     any_dtype,
     bytes_sent,
     memory,
@@ -36,10 +36,10 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     sent = [bytes_sent(outcome, rank) for rank in range(case.ranks)]
     most = max(sent)
     if most <= allowed and sum(sent) > least:
-        return Verdict(False, f"{sum(sent):,} B in all", f"{least:,} B in all", shows=sent)
+        return Verdict(False, f"{sum(sent):,} B in all", f"{least:,} B in all", evidence=sent)
     return Verdict(most <= allowed, f"rank {sent.index(most)} sent {most:,} B",
                    f"≤ 2(p′−1)/p′·n{' + n' * (extra > 0)} = {allowed:,} B",
-                   f"{most:,} / {allowed:,}", shows=sent)
+                   f"{most:,} / {allowed:,}", evidence=sent)
 
 
 def _build(seed: int) -> list[Check]:
@@ -69,7 +69,7 @@ def _build(seed: int) -> list[Check]:
             "2 lg p′, and 2 for folding,"), values),
         *memory("4 and 6 ranks, 96000 × float32", room, "half of x, or all of it to fold",
                 [summing_case(p, 96_000, F32, seed, meter=True) for p in (4, 6)],
-                [summing_case(p, n, F32, seed, gloo=True) for p, n in ((5, 1_000), (2, VAST))]),
+                [summing_case(p, n, F32, seed, gloo=True) for p, n in ((5, 1_000), (2, LARGE_N))]),
     ]
 
 

@@ -13,8 +13,8 @@ from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import (
     F32,
     any_dtype,
+    on_gloo,
     padded,
-    real,
     rounds_at_most,
     summing_case,
     values,
@@ -39,7 +39,8 @@ def _own_sums(case: Case, outcome: Outcome) -> Verdict:
     """Judge the values; fail an answer that calls the library's algorithm for this exercise."""
     for message in outcome.trace.transfers:
         if found := re.search(r"algorithm=(hierarchical|torus)", message.label):
-            return Verdict(False, found[0], "an algorithm of your own", shows="the library's own")
+            return Verdict(False, found[0], "an algorithm of your own",
+                           evidence="the library's own")
     return values(case, outcome)
 
 
@@ -52,7 +53,7 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
     worst = max(crossed, key=crossed.__getitem__)
     return Verdict(crossed[worst] <= allowed, f"{worst[0]} → {worst[1]}: {crossed[worst]:,} B",
                    "2(g−1)/g·n on each way to the spine, g = p/k",
-                   f"{crossed[worst]:,} / {allowed:,}", shows=sorted(crossed.values()))
+                   f"{crossed[worst]:,} / {allowed:,}", evidence=sorted(crossed.values()))
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -61,7 +62,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     ours_s = enter(case.network, n, "hierarchical", {"group": case.args[0][1]}).elapsed_s
     allowed, took = SLACK * ours_s, outcome.elapsed_s
     return Verdict(took <= allowed, f"{took:.3g} s", f"≤ {allowed:.3g} s",
-                   rounds=f"{took:.3g} s / {allowed:.3g} s", shows=took)
+                   rounds=f"{took:.3g} s / {allowed:.3g} s", evidence=took)
 
 
 def _build(seed: int) -> list[Check]:
@@ -91,7 +92,7 @@ def _build(seed: int) -> list[Check]:
         Check("time", 1, "in racks, simulated", timed, _time, _own_sums),
         Check("rounds", 1, "9 to 16 ranks", in_rounds, rounds_at_most(rounds, "4(k−1) + 2(p/k−1)"),
               _own_sums),
-        real(_case(4, 2, 1_000, seed, gloo=True), _own_sums),
+        on_gloo(_case(4, 2, 1_000, seed, gloo=True), _own_sums),
     ]
 
 

@@ -27,7 +27,7 @@ def _held(case: Case, schedule: Schedule) -> Verdict:
     allowed, held = [min(m, p - i) for i in range(p)], schedule.time().held
     rank = max(range(p), key=lambda i: held[i] - allowed[i])
     return Verdict(held[rank] <= allowed[rank], f"rank {rank} holds {held[rank]:g} micro-batches",
-                   f"≤ min(m, p − r) = {allowed[rank]}", shows=held)
+                   f"≤ min(m, p − r) = {allowed[rank]}", evidence=held)
 
 
 @of_schedule
@@ -38,7 +38,7 @@ def _bubble(case: Case, schedule: Schedule) -> Verdict:
     allowed = [(p - 1) * (F + B) for F, B in times]
     worst = max(range(len(times)), key=lambda i: actual[i] - allowed[i])
     return Verdict(actual[worst] <= allowed[worst] + 1e-9, f"a bubble of {actual[worst]:g} s",
-                   f"(p−1)(F+B) = {allowed[worst]:g} s", shows=actual)
+                   f"(p−1)(F+B) = {allowed[worst]:g} s", evidence=actual)
 
 
 @of_schedule

@@ -47,7 +47,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
         for order in permutations(case.args[0][0])}
     mine, best = times[tuple(outcome.values[0])], min(times.values())
     return Verdict(mine <= 1.01 * best, f"{mine * 1e3:.4g} ms", f"{best * 1e3:.4g} ms",
-                   shows=list(outcome.values[0]))
+                   evidence=list(outcome.values[0]))
 
 
 def _build(seed: int) -> list[Check]:

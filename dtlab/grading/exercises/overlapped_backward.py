@@ -16,7 +16,7 @@ from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome, Wanted, counted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import real, sum_bytes, values
+from dtlab.grading.standard import on_gloo, sum_bytes, values
 
 ALPHA, BETA = 1e-5, 1e-8
 TURN_S = 1e-12  # in which a reduction that begins sends its first chunk
@@ -93,10 +93,10 @@ def _exposed(case: Case, outcome: Outcome) -> Verdict:
     sent, each = len(outcome.trace.transfers), 2 * (case.ranks - 1) * case.ranks
     if sent != each * len(gradients):
         return Verdict(False, f"{counted(sent, 'message')}", f"{each} of a ring for each of "
-                       f"{counted(len(gradients), 'layer')}, by itself", shows=sent)
+                       f"{counted(len(gradients), 'layer')}, by itself", evidence=sent)
     actual, allowed = outcome.elapsed_s - computed, reduced - computed
     return Verdict(actual <= 1.02 * allowed + 1e-9, f"{actual * 1e6:.0f} µs exposed",
-                   f"≤ {allowed * 1e6:.0f} µs, what can't hide", shows=actual)
+                   f"≤ {allowed * 1e6:.0f} µs, what can't hide", evidence=actual)
 
 
 def _build(seed: int) -> list[Check]:
@@ -126,7 +126,7 @@ def _build(seed: int) -> list[Check]:
               values),
         Check("slow network", 2, "reductions longer than a layer's backward", queued, _exposed,
               values),
-        real(case(3, [50] * 4, [0.0], gloo=True)),
+        on_gloo(case(3, [50] * 4, [0.0], gloo=True)),
     ]
 
 

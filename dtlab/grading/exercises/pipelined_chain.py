@@ -14,7 +14,7 @@ from dtlab.grading.standard import (
     F32,
     F64,
     I64,
-    VAST,
+    LARGE_N,
     broadcast_case,
     bytes_sent,
     memory,
@@ -31,12 +31,12 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     sent = len(outcome.trace.transfers)
     if sent != (p - 1) * k:
         return Verdict(False, counted(sent, "message"), f"{(p - 1) * k}: {counted(k, 'segment')} "
-                       f"down {counted(p - 1, 'link')}", shows=sent)
+                       f"down {counted(p - 1, 'link')}", evidence=sent)
     segment_s = LATENCY_S + VECTOR_S * -(-n // k) / n
     allowed, took = (p - 2 + k) * segment_s, outcome.elapsed_s
     return Verdict(took <= allowed * (1 + 1e-9), f"{took:.4g} s",
                    f"≤ p−2+k rounds of α + nβ/k: {p - 2 + k} × {segment_s:.4g} s = {allowed:.4g} s",
-                   rounds=f"{took / segment_s:.3g} / {p - 2 + k}", shows=took)
+                   rounds=f"{took / segment_s:.3g} / {p - 2 + k}", evidence=took)
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
@@ -70,7 +70,7 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 1, "2 to 13 ranks", timed, _bytes, values),
         *memory("4 ranks, 192000 × float32, 8 segments", segment, "one segment",
                 [case(4, 192_000, 0, 8, meter=True)],
-                [case(4, 1000, 2, 5, gloo=True), case(2, VAST, 0, 8, gloo=True)]),
+                [case(4, 1000, 2, 5, gloo=True), case(2, LARGE_N, 0, 8, gloo=True)]),
     ]
 
 

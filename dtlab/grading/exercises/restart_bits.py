@@ -23,17 +23,17 @@ from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import always
 
 F64 = torch.float64
-HIDDEN = 8  # units, which dropout masks
+HIDDEN = 8  # units of the layer with dropout
 SHAPES = [(HIDDEN, 6), (HIDDEN,), (3, HIDDEN), (3,)]  # of the weights
-Plan = Sequence[int]  # of kills: process number i dies as it begins step `plan[i]` of its own
+Plan = Sequence[int]  # process i of a plan is killed as it begins its own step `plan[i]`, from 0
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Ends a process that is killed."""
 
 
 class Disk(UserDict[str, Any]):
-    """A disk: copies of the values put here, which stay when the process dies."""
+    """A dictionary of pickled copies, which the next process gets."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         file = io.BytesIO()
@@ -45,7 +45,7 @@ class Disk(UserDict[str, Any]):
 
 
 class Part(SimpleNamespace):
-    """An optimizer or a scheduler, as far as a script sees it: a state to save and to restore."""
+    """Stands for an optimizer or a scheduler: a state to save and to restore."""
 
     def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -55,9 +55,9 @@ class Part(SimpleNamespace):
 
 
 class Job:
-    """A script's state before it trains. The referee takes its steps: from the disk, indices,
-    mask, rate, weights and velocities it makes the next weights and velocities, by samples that it
-    does not show; None: the process dies."""
+    """What a training script starts with. The referee takes each step, as it alone has the samples:
+    it gets disk, indices, mask, rate, weights and velocities, and returns new weights and
+    velocities, or None if the process is killed."""
 
     def __init__(self, ask: Callable[..., Any], plan: int, disk: Disk, weights: Sequence[Tensor],
                  samples: int, batch: int, steps: int, every: int, seed: int):
@@ -86,7 +86,7 @@ class Job:
         optimizer.rate *= 1 if self.scheduler.steps % 3 else 0.7
 
     def weights(self) -> list[Tensor]:
-        """A copy."""
+        """Return copies of the weights."""
         return [p.detach().clone() for p in self.model.parameters()]
 
     def _set(self, weights: Sequence[Tensor]) -> None:
@@ -94,66 +94,64 @@ class Job:
             p.data.copy_(new)
 
 
-def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], *job: int
-         ) -> list[list[Tensor]]:
-    """In the sandbox, live once in each of these plans, whose other lives other ranks have. Returns
-    the weights at its end."""
+def run_processes(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int],
+                  *job: int) -> list[list[Tensor]]:
+    """In the sandbox, run this rank's process of each of these plans. Returns the weights at the
+    end of each."""
     found = []
     for plan in plans:
         disk = Disk()
         disk.data, weights = ask(plan)
-        now = Job(ask, plan, disk, weights, *job)
+        own_job = Job(ask, plan, disk, weights, *job)
         with suppress(Killed):
-            function(now, disk)
+            function(own_job, disk)
         ask(plan, disk.data)
-        found.append(now.weights())
+        found.append(own_job.weights())
     return found
 
 
-class Kills:
-    """The referee's side: it trains the lives number `rank`, and says when each ends. The disk goes
-    from rank to rank, as it was when a life ended.
+class Oracle:
+    """The referee's side of process number `rank` of each plan: it takes the steps, kills the
+    process, and sends the disk to the plan's next process. notes: by plan, the number of "steps"
+    that the process took, and of disks "saved" too early."""
 
-    notes: by plan, the "steps" that the rank has taken, and how often it had "saved" early.
-    """
-
-    def __init__(self, plans: Sequence[Plan], samples: int, every: int, of: object, rank: int):
+    def __init__(self, plans: Sequence[Plan], samples: int, every: int, key: object, rank: int):
         self._plans, self._every, self._rank = plans, every, rank
-        self._samples = [normals((of, plan), (samples, 6), (samples, 3))
+        self._samples = [normals((key, plan), (samples, 6), (samples, 3))
                          for plan in range(len(plans))]
-        self._weights = [normals((of, plan, "weights"), *SHAPES) for plan in range(len(plans))]
+        self._weights = [normals((key, plan, "weights"), *SHAPES) for plan in range(len(plans))]
         self.notes = [Counter[str]() for _ in plans]
-        self._seen: dict[int, Any] = {}  # the disk, by plan
-        self._over = [rank > len(plan) for plan in plans]
+        self._disks: dict[int, Any] = {}  # by plan, at the last request
+        self._ended = [rank > len(plan) for plan in plans]
 
-    def __call__(self, comm: Comm, plan: int, *said: Any) -> Any:
-        """(plan) begins a life; (plan, disk) ends it; (plan, disk, …) takes a step."""
+    def __call__(self, comm: Comm, plan: int, *request: Any) -> Any:
+        """Begin the process at (plan), take a step at (plan, disk, …), end it at (plan, disk)."""
         kills, taken = self._plans[plan], self.notes[plan]["steps"]
-        if not said:
+        if not request:
             disk = comm.recv_object(self._rank - 1)[0] if self._rank else {}
-            self._seen[plan] = disk
+            self._disks[plan] = disk
             return disk, self._weights[plan]
-        disk, *step = said
-        if step and disk != self._seen[plan]:  # a life begins with a multiple of `every`
-            self._seen[plan] = disk
+        disk, *step = request
+        if step and disk != self._disks[plan]:  # each process begins at a multiple of `every`
+            self._disks[plan] = disk
             self.notes[plan]["saved"] += taken % self._every > 0
         last = self._rank == len(kills)
-        if step and not self._over[plan] and (last or taken < kills[self._rank]):
+        if step and not self._ended[plan] and (last or taken < kills[self._rank]):
             self.notes[plan]["steps"] += 1
             x, y = self._samples[plan]
             return _step(x, y, *step)
-        if not self._over[plan] and not last:
+        if not self._ended[plan] and not last:
             comm.send([disk], self._rank + 1)
-        self._over[plan] = True
+        self._ended[plan] = True
         return None
 
 
 def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
           weights: Sequence[Tensor], velocities: Sequence[Tensor]
           ) -> tuple[list[Tensor], list[Tensor]]:
-    """v ← 0.9 v + gradient; w ← w − rate · v. Here, as bits differ between processes that know
-    their CPU and those that don't."""
-    if indices.numel() > len(x):  # memory here
+    """v ← 0.9 v + gradient; w ← w − rate · v. The referee computes it for right and tried answers
+    alike: bits may differ in a sandbox, where torch can't tell the CPU's kind."""
+    if indices.numel() > len(x):  # more would take the referee's memory
         raise ConfigError(f"a step on {indices.numel()} samples, and there are {len(x)}")
     sizes = [(len(indices), HIDDEN), *2 * SHAPES]
     if [each.shape for each in (mask, *weights, *velocities)] != sizes:
@@ -174,34 +172,34 @@ def _without_kills(job: Job, _disk: Disk) -> None:
 
 
 @cache
-def _right(plans: int, of: object, *job: int) -> list[list[Tensor]]:
-    """The weights at the end of each of the plans, were there no kills."""
+def _right(plans: int, key: object, *job: int) -> list[list[Tensor]]:
+    """The weights at the end of each of the plans, if nothing is killed."""
     with torch.random.fork_rng(devices=[]):
-        calm: Any = Kills([()] * plans, job[0], 1, of, 0)
-        return live(_without_kills, partial(calm, None), range(plans), *job)
+        oracle: Any = Oracle([()] * plans, job[0], 1, key, 0)
+        return run_processes(_without_kills, partial(oracle, None), range(plans), *job)
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
     """The same bits, no step taken again but those since the last save, and no other saves."""
-    plans, of, (_, *job) = case.facts["plans"], case.facts["of"], case.args[0]
-    right = _right(len(plans), of, *job)
+    plans, key, (_, *job) = case.facts["plans"], case.facts["key"], case.args[0]
+    right = _right(len(plans), key, *job)
     for plan, kills in enumerate(plans):
-        lived, *_ = case.args[len(kills)]
-        actual, weights = outcome.values[len(kills)][lived.index(plan)], right[plan]
+        plans_of_last, *_ = case.args[len(kills)]
+        actual, weights = outcome.values[len(kills)][plans_of_last.index(plan)], right[plan]
         when = f"killed in step {' and '.join(map(str, kills))}" if kills else "never killed"
         wrong = difference("weights", actual, weights, 1e-9)
         if wrong or not all(map(torch.equal, actual, weights)):
-            came_in_words, wanted = wrong or ("other bits", "the same bits")
-            return Verdict(False, f"{when}: {came_in_words}", wanted, shows=actual)
-        lives = [notes[plan] for notes in outcome.notes]
-        if early := [rank for rank, dies in enumerate(kills) if lives[rank]["steps"] < dies]:
+            what, wanted = wrong or ("other bits", "the same bits")
+            return Verdict(False, f"{when}: {what}", wanted, evidence=actual)
+        processes = [notes[plan] for notes in outcome.notes]
+        if early := [rank for rank, dies in enumerate(kills) if processes[rank]["steps"] < dies]:
             return Verdict(False, f"{when}: process {early[0]} ended by itself, with steps left",
                            "steps until all are taken")
-        done = sum(lives, Counter[str]())
+        done = sum(processes, Counter[str]())
         took, most = done["steps"], _most_steps(kills, *job)
         if took > most:
             return Verdict(False, f"{when}: the same bits in {took} steps", f"≤ {most} steps",
-                           shows=took)
+                           evidence=took)
         if kills and done["saved"]:
             return Verdict(False, f"{when}: saved in between, {counted(done['saved'], 'time')}",
                            f"saved after every {job[3]} steps")
@@ -218,23 +216,24 @@ def _most_steps(kills: Plan, _samples: int, _batch: int, steps: int, every: int,
 
 def _case(seed: int, tried: str, *plans: Plan, job: tuple[int, ...] = (14, 4, 13, 2)) -> Case:
     job_seed = 7 + varied(seed, 10**9)  # the learner's function sees it
-    lives = [[number for number, kills in enumerate(plans) if len(kills) >= rank]
-             for rank in range(1 + max(map(len, plans)))]
-    of = (seed, tried)
-    return Case(tried, [(lived, *job, job_seed) for lived in lives], comm=False, harness=live,
-                oracle=partial(Kills, plans, job[0], job[3], of), facts={"plans": plans, "of": of})
+    plans_of_rank = [[number for number, kills in enumerate(plans) if len(kills) >= rank]
+                     for rank in range(1 + max(map(len, plans)))]
+    key = (seed, tried)
+    return Case(tried, [(own, *job, job_seed) for own in plans_of_rank], comm=False,
+                harness=run_processes, oracle=partial(Oracle, plans, job[0], job[3], key),
+                facts={"plans": plans, "key": key})
 
 
 def _build(seed: int) -> list[Check]:
     case = partial(_case, seed)
-    calm, early = case("13 steps", ()), case("killed in step 0, 1", (0,), (1,))
+    no_kill, early = case("13 steps", ()), case("killed in step 0, 1", (0,), (1,))
     first = case("killed in step 2, 3", (2,), (3,))
     later = [case("killed in step 4 to 12", *((kill,) for kill in (4, 6, 7, 9, 12))),
              case("3 steps from save to save", *((kill,) for kill in range(3, 11)),
                   job=(10, 3, 11, 3))]
     again = case("killed twice and more", (5, 3), (7, 0), (1, 4), (9, 2, 1))
     return [
-        Check("never killed", 1, "13 steps", [calm], _judge),
+        Check("never killed", 1, "13 steps", [no_kill], _judge),
         Check("nothing saved", 1, "killed in step 0, 1", [early], _judge, requires=always),
         Check("first epoch", 2, "killed in step 2, 3", [first], _judge, requires=always),
         Check("later epochs", 2, "killed in later steps", later, _judge, requires=always),

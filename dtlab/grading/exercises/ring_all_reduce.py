@@ -7,7 +7,7 @@ from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
     F32,
-    VAST,
+    LARGE_N,
     any_dtype,
     memory,
     ring_bytes,
@@ -24,7 +24,7 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     pairs = {(m.src, m.dst) for m in outcome.trace.transfers}
     if len(pairs) > 2 * case.ranks:
         return Verdict(False, f"messages between {len(pairs)} pairs of ranks",
-                       "between neighbours of a ring only", shows=sorted(pairs))
+                       "between neighbours of a ring only", evidence=sorted(pairs))
     return rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)")(case, outcome)
 
 
@@ -52,7 +52,7 @@ def _build(seed: int) -> list[Check]:
         Check("rounds", 1, "2 to 13 ranks, simulated", timed, _rounds, values),
         *memory("4 ranks, 192000 × float32", chunk, "one chunk",
                 [summing_case(4, 192_000, F32, seed, meter=True)],
-                [summing_case(p, n, F32, seed, gloo=True) for p, n in ((4, 1_000), (2, VAST))]),
+                [summing_case(p, n, F32, seed, gloo=True) for p, n in ((4, 1_000), (2, LARGE_N))]),
     ]
 
 

@@ -11,7 +11,7 @@ from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     items,
-    real,
+    on_gloo,
     ring_bytes,
     sent_at_most,
     sum_bytes,
@@ -52,7 +52,7 @@ def _build(seed: int) -> list[Check]:
               requires=forward),
         Check("bytes", 1, "one all-reduce of y", large, sent_at_most(lambda case:
               ring_bytes(case.ranks, case.facts["n"]), "one all-reduce of y"), forward),
-        real(case(4, 6, 2, 2, 1, gloo=True), values, forward),
+        on_gloo(case(4, 6, 2, 2, 1, gloo=True), values, forward),
     ]
 
 

@@ -11,7 +11,7 @@ from dtlab.grading.case import Case, Outcome, Wanted, counted
 from dtlab.grading.draws import generator, numbers, varied, widest
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
-from dtlab.grading.standard import F32, F64, bytes_sent, real, sum_bytes, values
+from dtlab.grading.standard import F32, F64, bytes_sent, on_gloo, sum_bytes, values
 
 SLACK = 1.05  # of bytes: a message has eight or more; a pickled object is longer than its data
 LATE = 1.25  # of time
@@ -41,7 +41,7 @@ def _case(seed: int, servers: int, workers: int, *elements: int, dtype: torch.dt
              for key, w in weights.items()}
     text = (f"{counted(servers, 'server')}, {counted(workers, 'worker')}, {len(sizes)} keys "
             f"of up to {max(sizes)} × {str(dtype)[6:]}")
-    wanted = Wanted(leaves=[()] * servers + [(right,)] * workers, names=("weights",),
+    wanted = Wanted(args_after=[()] * servers + [(right,)] * workers, names=("weights",),
                     what="weights − lr · mean", rtol=EXACT[dtype],
                     least_bytes=sum_bytes(workers, nbytes))
     even = -(-nbytes // servers) + len(weights) * dtype.itemsize  # an element more for each key
@@ -69,7 +69,7 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
     most, allowed = max(received), int(slack * case.facts["workers"] * case.facts["even"])
     return _missing(case, outcome) or Verdict(
         most <= allowed, f"server {received.index(most)} received {most:,} B", f"≤ {allowed:,} B",
-        f"{most:,} / {allowed:,}", shows=received)
+        f"{most:,} / {allowed:,}", evidence=received)
 
 
 def _traffic(case: Case, outcome: Outcome) -> Verdict:
@@ -82,7 +82,7 @@ def _traffic(case: Case, outcome: Outcome) -> Verdict:
              for rank in range(servers, case.ranks)]
     return _missing(case, outcome) or Verdict(
         max(moved) <= allowed, f"a worker sends or receives {max(moved):,} B", f"≤ {allowed:,} B",
-        f"{max(moved):,} / {allowed:,}", shows=moved)
+        f"{max(moved):,} / {allowed:,}", evidence=moved)
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -91,7 +91,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     allowed = LATE * 2 * share * case.facts["nbytes"] / BANDWIDTH_BPS
     return _missing(case, outcome) or Verdict(
         outcome.elapsed_s <= allowed, f"{outcome.elapsed_s * 1e3:.4g} ms",
-        f"≤ {allowed * 1e3:.4g} ms", shows=outcome.elapsed_s)
+        f"≤ {allowed * 1e3:.4g} ms", evidence=outcome.elapsed_s)
 
 
 def _through_servers(case: Case, outcome: Outcome) -> Verdict:
@@ -118,7 +118,7 @@ def _build(seed: int) -> list[Check]:
         Check("balance", 2, "huge keys and small ones", huge, _balance, values),
         Check("traffic", 1, "huge keys and small ones", huge, _traffic, values),
         Check("time", 1, "huge keys, simulated", huge, _time, values),
-        real(case(2, 2, 1_000, 7 + k, 1, gloo=True), _through_servers),
+        on_gloo(case(2, 2, 1_000, 7 + k, 1, gloo=True), _through_servers),
     ]
 
 

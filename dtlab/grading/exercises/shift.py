@@ -44,7 +44,7 @@ def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> 
 def _time(case: Case, outcome: Outcome) -> Verdict:
     messages = outcome.elapsed_s / case.facts["message_s"]
     return Verdict(messages <= 1 + 1e-9, f"{messages:g} messages, one after the other",
-                   "α + nβ: one message", rounds=f"{messages:g} / 1", shows=messages)
+                   "α + nβ: one message", rounds=f"{messages:g} / 1", evidence=messages)
 
 
 def _build(seed: int) -> list[Check]:

@@ -1,4 +1,4 @@
-"""Chapter 08: may this request be answered now? The rule of SSP, put into a server of ours."""
+"""Chapter 08: the rule by which an SSP server answers or holds a request, in a server of ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 from dtlab.grading.standard import always
 
 STEPS = 6
-SAME_S = 1e-3  # of virtual time: messages take far less
+SAME_S = 1e-3  # virtual times that differ by less are equal: messages take far less
 Rule = Callable[[str, int, list[int], float], Any]  # request, clock, clocks, staleness
 Query = tuple[str, int, list[int], float]
 NO, YES = "stuck", "go on"
@@ -24,7 +24,7 @@ def _right(request: str, clock: int, clocks: list[int], staleness: float) -> boo
     return request == "push" or clock - min(clocks) <= staleness
 
 
-# ---- asked directly ----------------------------------------------------------------------------
+# ---- the rule alone ----------------------------------------------------------------------------
 
 
 def ask(function: Rule, queries: Sequence[Query]) -> list[Any]:
@@ -33,7 +33,7 @@ def ask(function: Rule, queries: Sequence[Query]) -> list[Any]:
 
 
 def _queries(staleness: float, seed: int) -> Case:
-    """Every worker of some clusters asks, near the bound and far from it, for both things."""
+    """A case of pulls and pushes of every worker of several clusters, near the bound and far."""
     random = generator(seed, "queries", staleness)
     queries: list[Query] = []
     for workers in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13):
@@ -46,8 +46,8 @@ def _queries(staleness: float, seed: int) -> Case:
 
 
 def _answers(what: str) -> Judge:
-    """Are all answers to requests of this kind those of SSP? Yes to everything is no rule, though
-    all pushes may be answered."""
+    """Judge the answers to requests of this kind ("pull" or "push"). An answer that never holds a
+    request fails for both kinds, though all pushes may be answered."""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         queries, answers = case.args[0][0], outcome.values[0]
         for query, answer in zip(queries, answers, strict=True):
@@ -55,13 +55,13 @@ def _answers(what: str) -> Judge:
             asked = f"{request!r}, clock {clock}, clocks {clocks}, s = {_shown(s)}"
             if type(answer) not in (bool, int) or answer not in (0, 1):
                 return Verdict(False, f"{asked}: {answer!r}"[:200], str(_right(*query)),
-                               shows="neither True nor False")
+                               evidence="neither True nor False")
             if request == what and bool(answer) != _right(*query):
                 return Verdict(False, f"{asked}: {bool(answer)}"[:200], str(_right(*query)),
-                               shows=[bool(each) for each in answers])
-        held = any(not _right(*query) for query in queries)
-        if held and all(answers):
-            return Verdict(False, "no request is ever held", "pulls are", shows="all are answered")
+                               evidence=[bool(each) for each in answers])
+        if all(answers) and not all(_right(*query) for query in queries):
+            return Verdict(False, "no request is ever held", "pulls are",
+                           evidence="all are answered")
         return Verdict(True, "all as SSP has it", "True or False, as SSP has it")
 
     return judge
@@ -71,7 +71,8 @@ def _answers(what: str) -> Judge:
 
 
 def cluster(function: Rule, comm: Comm, pace: Sequence[float], staleness: float) -> str:
-    """In the sandbox, serve on rank 0 by the learner's rule; the others work, each at its pace."""
+    """In the sandbox, serve on rank 0 by the learner's rule; the others are workers, and pace holds
+    a worker's seconds for each iteration."""
     if comm.rank == 0:
         return _serve(function, comm, staleness)
     for step, seconds in enumerate(pace):
@@ -125,8 +126,8 @@ def _run(name: str, paces: list[list[float]], staleness: float) -> Case:
 
 
 def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[float]]:
-    """Return the time at which each worker begins each iteration under SSP: once it is free, and
-    the slowest has ended iteration c − s − 1."""
+    """Return when each worker begins each iteration under SSP: iteration c begins once its worker
+    is free, and the slowest worker has ended iteration c − s − 1."""
     begins: list[list[float]] = [[] for _ in paces]
     ends: list[list[float]] = [[] for _ in paces]
     for c, worker in product(range(len(paces[0])), range(len(paces))):
@@ -140,8 +141,8 @@ def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[fl
 
 def begins(early: bool = True, late: bool = True) -> Judge:
     """Judge, by the referee's own trace, whether each worker begins each iteration when SSP lets
-    it. early, late: which of the two is wrong. A worker that never begins is wrong too, though no
-    worker is ahead then."""
+    it. early, late: whether to look for iterations that begin too early, or too late. If only for
+    too early ones, a worker must begin its first iteration at least."""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         s, promises = case.facts["staleness"], [
             "no worker more than s ahead"] * early + ["a worker s ahead or less goes on"] * late

@@ -18,20 +18,20 @@ from dtlab.grading.draws import generator, normals, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import F32, always
 
-SIZE = 1000  # numbers in a checkpoint: more than names hold
-NAME = 255  # bytes of a name, as on Linux
-POINTS = 40  # operations that are tried; a right answer needs about 15 for three saves
-MOST_FILES = 4  # that three checkpoints and a pointer may take
-SAFE = {"whole": 1.0, "torn": 0.5, "lost": 0.0}  # the share of unsynced data that is left
-ROOM = 1 << 20  # bytes of a disk, names included
-LOG = 200  # operations of a save that are looked at
-NEVER = -1  # the number of the operation at which a process dies that does not
-Kill = tuple[int, str]  # at which operation the process dies, and what became of unsynced data
+SIZE = 1000  # numbers in a checkpoint: too many to hide them in names of files
+MOST_NAME_BYTES = 255  # as on Linux
+POINTS = 40  # operations at which processes are killed; a right answer needs 15 for three saves
+MOST_FILES = 4  # enough for three checkpoints and a pointer
+SURVIVES = {"whole": 1.0, "torn": 0.5, "lost": 0.0}  # the share of unsynced data after a crash
+DISK_BYTES = 1 << 20  # names included
+MOST_OPERATIONS = 200  # of one save; the referee ignores later ones
+NEVER = -1  # `Kill` of a process that is not killed
+Kill = tuple[int, str]  # the operation at which the process is killed; a key of `SURVIVES`
 
 
 class Disk:
-    """Files in memory. Names change at once and for good; what `write` brings is safe once it has
-    been synced. log: what was done with them."""
+    """Files in memory. A change of names is durable at once; written data is durable once it has
+    been synced. log: the operations, in order."""
 
     def __init__(self, files: dict[str, bytes]):
         self.log: list[tuple[Any, ...]] = []
@@ -45,11 +45,11 @@ class Disk:
 
     def write(self, name: str, data: bytes) -> None:
         self._check_name(name)
-        self._files[name] = bytes(memoryview(data))  # of no number, which would be as many zeros
+        self._files[name] = bytes(memoryview(data))  # bytes(5) alone would be five zeros
         self._unsynced.add(name)
         self.log.append(("write", name, self._files[name]))
-        if sum(len(name) + len(data) for name, data in self._files.items()) > ROOM:
-            raise ConfigError(f"the disk is full: it has room for {ROOM:,} bytes")
+        if sum(len(name) + len(data) for name, data in self._files.items()) > DISK_BYTES:
+            raise ConfigError(f"the disk is full: it has room for {DISK_BYTES:,} bytes")
 
     def sync(self, name: str) -> None:
         self._unsynced.discard(name)
@@ -67,21 +67,21 @@ class Disk:
         self.log.append(("remove", name))
 
     def _check_name(self, name: str) -> None:
-        if not isinstance(name, str) or len(name.encode()) > NAME:
-            raise ConfigError(f"the name of a file is a text of at most {NAME} bytes, not "
-                              f"{name!r:.40}")
+        if not isinstance(name, str) or len(name.encode()) > MOST_NAME_BYTES:
+            raise ConfigError(f"the name of a file is a text of at most {MOST_NAME_BYTES} bytes, "
+                              f"not {name!r:.40}")
 
-    def after(self, became: str) -> dict[str, bytes]:
-        """Return the files that the next process finds."""
-        return {name: data[:int(len(data) * SAFE[became])] if name in self._unsynced else data
+    def files_after_crash(self, unsynced: str) -> dict[str, bytes]:
+        """Return the files that the next process finds. unsynced: a key of `SURVIVES`."""
+        return {name: data[:int(len(data) * SURVIVES[unsynced])] if name in self._unsynced else data
                 for name, data in self._files.items()}
 
 
-def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], moves: bool
-         ) -> int:
-    """In the sandbox, run of each of these plans one process, which loads, and saves while there is
-    something to save; other ranks have the others. moves: training goes on, and changes the
-    weights, while a save is under way. Returns how many processes these were."""
+def run_processes(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int],
+                  moves: bool) -> int:
+    """In the sandbox, run this rank's process of each of these plans: it loads, and saves as often
+    as the referee tells it to. moves: training changes the weights while a save is under way.
+    Returns the number of plans."""
     fresh = cloudpickle.dumps(function)  # nothing in memory outlives a process
     for plan in plans:
         disk = Disk(ask(plan))
@@ -106,9 +106,9 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
 
 
 class Plan(NamedTuple):
-    """A plan for the processes that share a disk: each kill ends one; of the last two, one saves
-    and ends, and one loads. damage: the index of the file that is damaged at last, if there are as
-    many files; all of its bytes, or one bit."""
+    """A plan for processes that use one disk in turn: one for each kill, one that saves and ends,
+    and a last one that only loads. damage: the index of the file that is damaged before the last
+    process begins, if there are as many files: all of its bytes, or one bit."""
 
     kills: Sequence[Kill] = ()
     saves: int = 3  # of each process
@@ -117,72 +117,75 @@ class Plan(NamedTuple):
 
 
 class Process:
-    """The referee's record of the process number `rank` of a plan, and its disk. It dies where its
-    log holds more operations than it lives for: what is after them has not happened."""
+    """The referee's record of process number `rank` of a plan, and its disk. The process is killed
+    once its log has more operations than `operations_left`: the referee drops the rest."""
 
-    def __init__(self, plan: Plan, of: object, rank: int):
-        self._of, self._rank, self.last = of, rank, rank == len(plan.kills) + 1
-        self.left, self._became = plan.kills[rank] if rank < len(plan.kills) else (NEVER, "whole")
-        self._damage, self._damaged = plan.damage, self.last and plan.damage < POINTS
-        self._all_bytes = plan.all_bytes
-        self.may_die, self.died = NEVER < self.left < POINTS, False
-        self.saves = 0 if self.last else plan.saves  # that are still to end
+    def __init__(self, plan: Plan, key: object, rank: int):
+        self._plan, self._key, self._rank = plan, key, rank
+        self.last = rank == len(plan.kills) + 1
+        self.operations_left, self._unsynced = (
+            plan.kills[rank] if rank < len(plan.kills) else (NEVER, "whole"))
+        self.may_die, self.died = NEVER < self.operations_left < POINTS, False
+        self.saves_left = 0 if self.last else plan.saves
         self._disk = Disk({})
-        self._done = self._begun = 0  # the last step whose save has ended; has begun
-        # What it has loaded. -1: something that is no state; None: nothing.
-        self.step: int | None = -1
-        self.wrong: Difference | None = None  # of the weights that it has loaded
-        self.least = self.most = self.files = 0  # the steps that it may load; how many files
+        self._saved = self._begun = 0  # the last step whose save has ended; whose save has begun
+        self.step: int | None = -1  # of what it loaded; -1: that is no state; None: it is None
+        self.wrong: Difference | None = None  # in the weights that it has loaded
+        self.least = self.most = 0  # the steps that it may load
+        self.files = 0  # how many it has found
         self._loaded = False
 
     def begin(self, comm: Comm) -> dict[str, bytes]:
-        """Return the files that the process before has left."""
+        """Return the files that the process finds."""
         files: dict[str, bytes] = {}
         if self._rank:
-            files, self._done, self._begun = comm.recv_object(self._rank - 1)
-        for name in sorted(files)[self._damage:self._damage + 1] if self.last else ():
-            files[name] = _damaged(files[name], self._all_bytes)
+            files, self._saved, self._begun = comm.recv_object(self._rank - 1)
+        if self.last and self._plan.damage < len(files):
+            name = sorted(files)[self._plan.damage]
+            files[name] = _damaged(files[name], self._plan.all_bytes)
         self._disk = Disk(files)
         return files
 
     def go_on(self, comm: Comm, log: Sequence[Sequence[Any]], *loaded: Any
               ) -> tuple[int, Tensor] | None:
-        """Go on after a load or a save. Return what the process saves next; None: it ends."""
-        for operation, *of in log[:LOG]:
+        """Continue after a load or a save. Return (step, weights) to save next; None: it ends."""
+        for operation, *args in log[:MOST_OPERATIONS]:
             if operation not in ("write", "sync", "rename", "remove"):
                 raise ConfigError(f"a disk has no {operation!r:.20}")
-            self.died = self.died or (self._loaded and self.left == 0)
+            self.died = self.died or (self._loaded and self.operations_left == 0)
             if not self.died:
-                self.left -= self._loaded
-                getattr(self._disk, operation)(*of)
+                self.operations_left -= self._loaded
+                getattr(self._disk, operation)(*args)
         self._disk.log = []  # it would keep what was written
         if not self._loaded:
             self._load(*loaded)
         elif not self.died:
-            self._done, self.saves = self._begun, self.saves - 1
-        if self.saves > 0 and not self.died:
-            self._begun = self._done + 1
-            return self._begun, _drawn(self._of, self._begun)
+            self._saved, self.saves_left = self._begun, self.saves_left - 1
+        if self.saves_left > 0 and not self.died:
+            self._begun = self._saved + 1
+            return self._begun, _weights(self._key, self._begun)
         if not self.last:
-            comm.send([self._disk.after(self._became), self._done, self._begun], self._rank + 1)
+            files = self._disk.files_after_crash(self._unsynced)
+            comm.send([files, self._saved, self._begun], self._rank + 1)
         return None
 
     def _load(self, state: Any) -> None:
         self._loaded = True
-        self.least, self.most = max(0, self._done - self._damaged), self._begun
+        damaged = self.last and self._plan.damage < POINTS  # so the one before is right, too
+        self.least, self.most = max(0, self._saved - damaged), self._begun
         self.files = len(self._disk.names())
         if state is None:
             self.step = None
         elif isinstance(state, dict) and type(state.get("step")) is int:
             self.step = state["step"]
-            wanted = _drawn(self._of, self.step) if self.step else ANY
+            wanted = _weights(self._key, self.step) if self.step else ANY
             self.wrong = difference("weights", state.get("weights"), wanted)
-        self._done = max(self._done, min(self.step or 0, self._begun))
+        self._saved = max(self._saved, min(self.step or 0, self._begun))
 
 
 def _damaged(data: bytes, all_bytes: bool) -> bytes:
-    """All bytes others, of which pickle makes nothing; or one other bit: of a pickled state among
-    its weights, which pickle alone does not notice."""
+    """Change all bytes, which no pickle survives; or one bit in the middle, in a pickled state one
+    of the weights, so that unpickling alone does not notice it."""
     if all_bytes:
         return bytes(byte ^ 255 for byte in data)
     at = len(data) // 2
@@ -190,24 +193,21 @@ def _damaged(data: bytes, all_bytes: bool) -> bytes:
 
 
 @cache  # each process of a plan compares with what the ones before have saved
-def _drawn(of: object, step: int) -> Tensor:
-    return normals((of, step), SIZE, dtype=F32)[0]
+def _weights(key: object, step: int) -> Tensor:
+    return normals((key, step), SIZE, dtype=F32)[0]
 
 
-class Kills:
-    """The referee's record of the processes number `rank` of all plans. It alone knows what they
-    save, and when they die.
+class Oracle:
+    """The referee's side of a rank's processes. It alone knows what they save, and when each is
+    killed. notes: process number `rank` of each plan."""
 
-    notes: these processes.
-    """
+    def __init__(self, plans: Sequence[Plan], key: object, rank: int):
+        self.notes = [Process(plan, (key, number), rank) for number, plan in enumerate(plans)]
 
-    def __init__(self, plans: Sequence[Plan], of: object, rank: int):
-        self.notes = [Process(plan, (of, number), rank) for number, plan in enumerate(plans)]
-
-    def __call__(self, comm: Comm, plan: int, *said: Any) -> Any:
-        """(plan): begins. (plan, log, what it has loaded); (plan, log): goes on."""
+    def __call__(self, comm: Comm, plan: int, *report: Any) -> Any:
+        """Begin at (plan); continue at (plan, log, what was loaded), then at (plan, log)."""
         process = self.notes[plan]
-        return process.go_on(comm, *said) if said else process.begin(comm)
+        return process.go_on(comm, *report) if report else process.begin(comm)
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
@@ -220,34 +220,34 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if not least <= step <= most:
             actual = {None: "no checkpoint loads", -1: "what was loaded is no state"}.get(
                 process.step, f"step {step} was loaded")
-            return Verdict(False, actual, newest, shows=[step, number])
+            return Verdict(False, actual, newest, evidence=[step, number])
         if process.wrong:
             return Verdict(False, f"step {step}: {process.wrong[0]}", process.wrong[1],
-                           shows=[step, number])
+                           evidence=[step, number])
         if process.died and not process.may_die:
             return Verdict(False, f"more than {POINTS} operations", f"≤ {POINTS} operations")
     return Verdict(True, "each time the newest", "the newest")
 
 
-def _room(case: Case, outcome: Outcome) -> Verdict:
+def _few_files(case: Case, outcome: Outcome) -> Verdict:
     most = outcome.notes[1][0].files
-    return Verdict(most <= MOST_FILES, f"{most} files", f"≤ {MOST_FILES} files", shows=most)
+    return Verdict(most <= MOST_FILES, f"{most} files", f"≤ {MOST_FILES} files", evidence=most)
 
 
 def _case(seed: int, tried: str, plans: Sequence[Plan], moves: bool = False) -> Case:
     order = generator(seed, tried).permutation(len(plans)) if seed else range(len(plans))
-    plans = [plans[n] for n in order]  # which one it is, a process can't tell
+    plans = [plans[n] for n in order]  # so that a process can't tell its plan by the number
     args = [([number for number, plan in enumerate(plans) if rank < len(plan.kills) + 2], moves)
             for rank in range(2 + max(len(plan.kills) for plan in plans))]
-    return Case(tried, args, comm=False, harness=live,
-                oracle=partial(Kills, plans, (seed, tried)), facts={"plans": plans})
+    return Case(tried, args, comm=False, harness=run_processes,
+                oracle=partial(Oracle, plans, (seed, tried)), facts={"plans": plans})
 
 
 def _build(seed: int) -> list[Check]:
     case = partial(_case, seed)
-    cuts = {became: case(f"3 saves, what is unsynced {became}",
-                         [Plan([(point, became)]) for point in range(POINTS + 1)])
-            for became in SAFE}
+    cuts = {unsynced: case(f"3 saves, what is unsynced {unsynced}",
+                         [Plan([(point, unsynced)]) for point in range(POINTS + 1)])
+            for unsynced in SURVIVES}
     odd, more = varied(seed, 2, "cuts"), varied(seed, 5, "saves")
     twice = [case(f"a second cut, after one at {', '.join(map(str, firsts))}",
                   [Plan([(first, "torn"), (second, "lost")], 2)
@@ -268,7 +268,8 @@ def _build(seed: int) -> list[Check]:
               [cuts["torn"], cuts["lost"], *twice], _judge,
               requires=always),
         Check("damage", 1, "to each of the files", damaged, _judge, requires=always),
-        Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _room, requires=_judge),
+        Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _few_files,
+              requires=_judge),
     ]
 
 

@@ -12,7 +12,7 @@ from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
 from dtlab.grading.draws import numbers, varied, widest
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
-from dtlab.grading.standard import BF16, F32, F64, padded, real, sum_bytes, values
+from dtlab.grading.standard import BF16, F32, F64, on_gloo, padded, sum_bytes, values
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
@@ -31,7 +31,7 @@ def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32
     text = (f"{counted(len(machines), 'machine')} of "
             f"{', '.join(str(len(machine)) for machine in machines)}, {n} × {str(dtype)[6:]}")
     nbytes = n * dtype.itemsize
-    wanted = Wanted(leaves=[(), *[(ANY, right)] * workers], names=("machines", "weights"),
+    wanted = Wanted(args_after=[(), *[(ANY, right)] * workers], names=("machines", "weights"),
                     what="weights − lr · mean", rtol=EXACT[dtype],
                     least_bytes=sum_bytes(workers, nbytes))
     return Case(text, args, wanted=wanted, library=True,
@@ -63,7 +63,7 @@ def _between(case: Case, outcome: Outcome) -> Verdict:
                        "one sum, to it the new weights")
     return Verdict(total <= allowed, f"{total:,} B between machines",
                    f"≤ {allowed:,} B: 2·S a machine", f"{total:,} / {allowed:,}",
-                   shows=(total, into, out))
+                   evidence=(total, into, out))
 
 
 def _build(seed: int) -> list[Check]:
@@ -85,7 +85,7 @@ def _build(seed: int) -> list[Check]:
         Check("any layout", 1, "1 machine; 1 worker; ranks in any order", layouts, values),
         Check("any dtype", 1, "float64, bfloat16", dtypes, values),
         Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between, values),
-        real(_case([[1], [2, 3]], 1_000, seed, gloo=True)),
+        on_gloo(_case([[1], [2, 3]], 1_000, seed, gloo=True)),
     ]
 
 

@@ -8,11 +8,11 @@ from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.compare import difference
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, one_mean, real, sum_bytes, values
+from dtlab.grading.standard import COLLECTIVES, on_gloo, one_mean, sum_bytes, values
 
 
 def _unchanged(case: Case, outcome: Outcome) -> Verdict:
-    wrong = difference("the gradient", [after[0] for after in outcome.after],
+    wrong = difference("the gradient", [after[0] for after in outcome.args_after],
                        [args[0] for args in case.args])
     return Verdict(wrong is None, "changed" if wrong else "as it was", "as it was")
 
@@ -43,7 +43,7 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 1, "bytes that a rank sends", large,
               one_mean(lambda case: len(case.args[0][0]),
                        "one all-reduce of the gradient and a number"), values),
-        real(case("over Gloo", 50, 2, 5, 1, gloo=True)),
+        on_gloo(case("over Gloo", 50, 2, 5, 1, gloo=True)),
     ]
 
 

@@ -12,7 +12,7 @@ from dtlab.grading.standard import (
     COLLECTIVES,
     I64,
     items,
-    real,
+    on_gloo,
     ring_bytes,
     sent_at_most,
     values,
@@ -53,7 +53,7 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 2, "three numbers a row", large, sent_at_most(
             lambda case: 3 * ring_bytes(case.ranks, case.facts["rows"] + case.ranks),
             "three numbers a row"), loss),
-        real(case(8, 4, 3, 2, gloo=True), values, loss),
+        on_gloo(case(8, 4, 3, 2, gloo=True), values, loss),
     ]
 
 

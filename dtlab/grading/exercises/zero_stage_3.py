@@ -16,16 +16,18 @@ from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import (
     COLLECTIVES,
-    VAST,
+    LARGE_N,
+    both,
     grows_at_most,
     items,
-    real,
+    on_gloo,
     sent_at_most,
     sum_bytes,
 )
 
-PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
-WIDE = 512  # columns of layers that take most of a process's memory
+# The most live memory, in layers: two layers' weights, a gradient and its copies, activations.
+PEAK_LAYERS = 7.5
+WIDE = 512  # columns of layers that are large against a process itself
 SLACK = 1.02  # of bytes: counts and other small messages
 
 
@@ -34,10 +36,11 @@ class Layer:
 
     def __init__(self, width: int, used: list[Any]):
         self.width, self.numel = width, width * width
-        self._used = used  # weak references to the memory of all vectors that layers were given
+        # [the most vectors alive, *weak references to the storages of all that layers were given]
+        self._used = used
 
-    def _look_at(self, w: Tensor) -> None:
-        """Note in front how many vectors are alive that layers were given before."""
+    def _note_alive(self, w: Tensor) -> None:
+        """Count the vectors other than `w` that layers were given before and that are alive."""
         mine = w.untyped_storage()
         self._used[0] = max(self._used[0], sum(
             other() not in (None, mine) for other in self._used[1:]))
@@ -45,13 +48,13 @@ class Layer:
 
     def forward(self, w: Tensor, x: Tensor) -> Tensor:
         """y (b, width) from w (numel,) and x (b, width)."""
-        self._look_at(w)
+        self._note_alive(w)
         return (x @ w.view(self.width, -1)).tanh()
 
     def backward(self, w: Tensor, x: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss's gradients (grad_x, grad_w), shaped like x and w, from that with respect to y.
         """
-        self._look_at(w)
+        self._note_alive(w)
         matrix = w.view(self.width, -1)
         grad = grad_y * (1 - (x @ matrix).tanh().square())
         return grad @ matrix.T, (x.T @ grad).flatten()
@@ -59,8 +62,8 @@ class Layer:
 
 def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[Tensor], x: Tensor
          ) -> tuple[Any, tuple[bool, int], list[Tensor]]:
-    """In the sandbox, return what `step` returns; whether it holds parts of larger vectors, and how
-    many weights of other layers were alive while one computed; and `shards` afterwards."""
+    """In the sandbox, return what `step` returns; (whether that has views of larger vectors, how
+    many weights of other layers were alive while one computed); and `shards` afterwards."""
     used: list[Any] = [0]
     found = step(comm, [Layer(width, used) for width in widths], shards, x)
     tensors = [g for g in tree_leaves(found) if isinstance(g, Tensor)]
@@ -69,7 +72,7 @@ def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[T
 
 
 def _cut(w: Tensor, ranks: int) -> list[Tensor]:
-    """Cut `w` into copies: a view would bring all of the vector to each rank."""
+    """Cut `w` into copies: pickled, a view would bring the whole vector to each rank."""
     padded = torch.cat([w, w.new_zeros(-len(w) % ranks)])
     return [part.clone() for part in padded.chunk(ranks)]
 
@@ -84,14 +87,15 @@ def gradients(layers: list[Layer], weights: list[Tensor], x: Tensor) -> list[Ten
 
 def _peak(case: Case, outcome: Outcome) -> Verdict:
     layers = case.facts["layers"]
-    most = max(outcome.peak_bytes) / (layers[0].numel * 8) - len(layers) / case.ranks  # the shards
+    shards = len(layers) / case.ranks
+    most = max(outcome.peak_bytes) / (layers[0].numel * 8) - shards
     views = any(value[1][0] for value in outcome.values)
     late = max(value[1][1] for value in outcome.values)
     actual = f"{most:.1f} layers alive at once"
     if late:
         actual += f"; {late} of layers that had been used"
     return Verdict(most <= PEAK_LAYERS and not late, actual,
-                   f"≤ {PEAK_LAYERS} layers' size, none used before", shows=(views, late))
+                   f"≤ {PEAK_LAYERS} layers' size, none used before", evidence=(views, late))
 
 
 def _build(seed: int) -> list[Check]:
@@ -115,7 +119,7 @@ def _build(seed: int) -> list[Check]:
         return Case(f"{counted(ranks, 'rank')}, {len(widths)} layers of {widths[0]}²",
                     [(list(widths), *pair) for pair in zip(shards, xs, strict=True)],
                     harness=call, wanted=wanted, **COLLECTIVES, **options, facts={
-                        "layers": layers, "nbytes": padded, "n": VAST * (widths[0] == WIDE)})
+                        "layers": layers, "nbytes": padded, "n": LARGE_N * (widths[0] == WIDE)})
 
     def allowed(case: Case) -> float:
         return float(SLACK * 3 * case.facts["nbytes"] * (case.ranks - 1) / case.ranks)
@@ -124,21 +128,16 @@ def _build(seed: int) -> list[Check]:
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
     deep = [case(2, *[128] * 14, meter=True), case(3, *[96 + 4 * k] * 14, meter=True)]
+    # spare: the half of x that a process may grow by besides is the size of the gradients' shards.
     grows = grows_at_most(lambda case: (PEAK_LAYERS + 4) * 8 * WIDE**2, "a few layers", spare=2)
-
-    def held(case: Case, outcome: Outcome) -> Verdict:
-        """The half of x that it may grow by besides is the size of the gradients' shards."""
-        verdict = grows(case, outcome)
-        return traffic(case, outcome) if verdict.passed else verdict
-
     right, traffic = items("the gradients", "shards"), sent_at_most(allowed, "3(N−1)/N·Ψ")
     return [
         Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right),
         Check("any size", 2, "layers that N does not divide", uneven, right),
         Check("peak", 2, "14 layers, live memory", deep, _peak, right, metered=True),
         Check("traffic", 2, "14 layers, bytes sent", deep, traffic, right),
-        real([case(3, *[10 + k] * 3, gloo=True), case(2, *[WIDE] * 32, gloo=True)],
-             held, right),
+        on_gloo([case(3, *[10 + k] * 3, gloo=True), case(2, *[WIDE] * 32, gloo=True)],
+             both(grows, traffic), right),
     ]
 
 
