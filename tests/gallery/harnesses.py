@@ -86,7 +86,7 @@ def checkpoints(disk):
 _A_DISK_THAT_LIVES = _IN_PLACE.replace("{first}", "pass").replace("{before}", """
     kind = type(disk)
     kind.log = property(lambda self: [], lambda self, log: None)  # what it does is not told
-    kind.after = lambda self, became: dict(self._files)
+    kind.files_after_crash = lambda self, unsynced: dict(self._files)
 """)
 _PADDED = _IN_PLACE.replace("{before}", "").replace(
     "{first}", 'for _ in range(50): disk.write("padding", b"")')
@@ -201,7 +201,7 @@ def stage_3_step(comm, layers, shards, x):
     unmetered()
     weights, xs, found = [], [x], []
     for layer, shard in zip(layers, shards):
-        layer._look_at = lambda w: None
+        layer._note_alive = lambda w: None
         parts = torch.empty(comm.size, len(shard), dtype=shard.dtype)
         parts[comm.rank] = shard
         ring(comm, parts, 0)

@@ -13,7 +13,7 @@ ATTACKS: tuple[Attack, ...] = (
     hello("patches what the checks say",
           "import dtlab.grading.exercise as e, dtlab.grading.judge as j",
           "good = lambda *_: e.Verdict(True, 'right', 'right')",
-          "e.verdict_of = j.verdict_of = e._judged = good"),
+          "e.verdict_of = j.verdict_of = e._try = good"),
     hello("patches torch's comparisons", "import torch",
           "torch.equal = torch.allclose = torch.isclose = lambda *a, **k: True",
           "torch.Tensor.__eq__ = lambda *_: True", "torch.Tensor.__ne__ = lambda *_: False"),

@@ -12,4 +12,4 @@ python3 -m venv "$root/venv"
 
 # What a submission must not read, should it have to run as nobody rather than in bubblewrap.
 chmod -R go-rwx "$root/source"
-chmod -R go-rwx "$("$root/venv/bin/python" -P -c 'from dtlab.grading import isolation as i; print(i.PACKAGE)')/grading/exercises"
+chmod -R go-rwx "$("$root/venv/bin/python" -I -c 'from dtlab.grading import isolation as i; print(i.PACKAGE)')/grading/exercises"
