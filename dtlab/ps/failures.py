@@ -74,11 +74,11 @@ def silent_workers(server: ServerState, endpoint: Endpoint) -> list[int]:
     messages. A worker may wait for another server, so it is probed before it is given up.
     """
     policy, now_s = server.policy, server.comm.now()
-    looks = policy.patience_s is not None and now_s >= server.check_interval_s
+    looks = policy.patience_s is not None and now_s >= server.next_check_s
     if not (looks or endpoint.dead & server.clocks.running.keys()):
         return []
     if policy.patience_s is not None and looks:
-        server.check_interval_s = now_s + policy.patience_s / CHECKS
+        server.next_check_s = now_s + policy.patience_s / CHECKS
     held = {pull.worker for pulls in server.held.values() for pull in pulls}
     lost = []
     for worker in server.clocks.running.keys() - held - server.inits.keys():

@@ -58,7 +58,7 @@ class ServerState:
         self._began: set[int] = set()  # workers that have pulled in this iteration
         self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
         self.unheard: Counter[int] = Counter()  # worker → looks in vain: see `failures.silent`
-        self.check_interval_s = 0.0  # when to look again
+        self.next_check_s = 0.0  # when `silent_workers` counts again
         self.lost: list[int] = []  # workers that were given up: their clocks don't count any more
         self.resumed: int | None = None  # the clock of the checkpoint to go on from; 0: of none
         self.found: list[Any] | None = None  # what stands there of keys that are not made yet
