@@ -1,5 +1,5 @@
-"""Training on groups of ranks that each hold a whole model: a group that loses a rank leaves, the
-others go on, and it comes back with the state of another one.
+"""Training on groups of ranks that each hold a whole model. A group that loses a rank leaves; the
+others go on; when its rank is back, the group rejoins with the state of another group.
 
 PyTorch's torchft does so, with a *quorum* before each step. Here the quorum is `Comm.shrink`, and
 only a death, or a rank that comes back, calls for one.
@@ -47,18 +47,19 @@ class Replicas:
             raise ConfigError(f"Replicas: build is a function of a communicator, not "
                               f"{short(build)}")
         self.comm, self.ranks, self.steps = comm, ranks, -1
-        self._all = comm.size  # how many ranks the run has; who joins it late is told
+        self._run_size = comm.size  # of the whole run: a rank that joins late hears it from others
         self.counted: dict[int, list[int]] = {}
         self._build = build
         self._built: Built | None = None
         self._names: list[list[str]] = []
-        self._part: tuple[int, Any] = -1, None  # while groups form: (steps taken, the state then)
-        self._whole: list[int] = []  # the groups that take part now
-        self._averaged = False  # has it the averaged gradients of the next one?
+        # While groups form: how many steps were taken, and this rank's part of the state then.
+        self._own_part: tuple[int, Any] = -1, None
+        self._groups: list[int] = []  # the numbers of the groups that take part now
+        self._has_average = False  # does this rank have the averaged gradients of the next step?
         try:
             self._new_groups()
         except RankDied:
-            self._reform()
+            self._shrink()
 
     @property
     def model(self) -> DistributedModule | None:
@@ -87,18 +88,18 @@ class Replicas:
                 samples = backward(model, self.steps, self.number)
                 check_whole("Replicas: the count of samples, which backward returns,", samples, 0)
                 self._average(model, samples)
-                self._averaged = True
-            if not self._whole:
+                self._has_average = True
+            if not self._groups:
                 with self.comm.compute("wait for ranks to come back", 0.01):
                     time.sleep(0.01)
             joining = torch.tensor([int(self.comm.joining())], device=self.comm.device)
             all_reduce(self.comm, joining, "max", algorithm="recursive_doubling")
-            if self._whole:
+            if self._groups:
                 self._commit()
             if joining.item():
-                self._reform()
+                self._shrink()
         except RankDied:
-            self._reform()
+            self._shrink()
 
     def _average(self, model: DistributedModule, samples: int) -> None:
         """Average over the ranks that hold the same part of the model in other groups. A parameter
@@ -106,7 +107,7 @@ class Replicas:
         parameters = [p for p in model.trained if p.numel()]
         counts = torch.tensor([samples, *(p.grad is not None for p in parameters)],
                               device=self.comm.device)
-        all_reduce(self._across, counts, algorithm="recursive_doubling")
+        all_reduce(self._across_groups, counts, algorithm="recursive_doubling")
         total, *used = counts.tolist()
         for p, groups in zip(parameters, used, strict=True):
             if groups and p.grad is None:
@@ -115,19 +116,19 @@ class Replicas:
             if not samples:
                 gradient.zero_()  # the mean of nothing is nan, and 0 times that, too
             gradient *= samples / max(total, 1)
-            all_reduce(self._across, gradient, algorithm="auto")
+            all_reduce(self._across_groups, gradient, algorithm="auto")
 
     def _commit(self) -> None:
         """All ranks have the averaged gradients. If one of the group dies while ZeRO hands out the
         parameters, this rank has stepped its own part all the same."""
-        self._averaged = False
-        self.counted[self.steps] = self._whole
+        self._has_average = False
+        self.counted[self.steps] = self._groups
         self.steps += 1
         if self._built is not None:
             self._built[1].step()
 
-    def _reform(self) -> None:
-        """Form the groups anew of the ranks that are left, once none dies meanwhile."""
+    def _shrink(self) -> None:
+        """Shrink, and form the groups of the surviving ranks; again if one dies meanwhile."""
         while True:
             try:
                 self.comm = self.comm.shrink()
@@ -137,30 +138,31 @@ class Replicas:
                 continue
 
     def _new_groups(self) -> None:
-        """Form the groups that are whole, with the newest state on all of their ranks. A death on
-        the way changes nothing but `_part`."""
+        """Form the groups that are whole, with the newest state on all of their ranks. If a rank
+        dies meanwhile, only `_own_part` has changed."""
         comm = self.comm
-        holds = self._built is not None or self._part[0] == self.steps
-        everyone = comm._all_gather_objects((self.steps, self._all, holds, self._averaged))
-        newest, self._all = (max(each[k] for each in everyone) for k in (0, 1))
-        check_whole("Replicas: ranks of a group", self.ranks, 1, self._all)
+        holds = self._built is not None or self._own_part[0] == self.steps
+        everyone = comm._all_gather_objects((self.steps, self._run_size, holds, self._has_average))
+        newest, self._run_size = (max(each[k] for each in everyone) for k in (0, 1))
+        check_whole("Replicas: ranks of a group", self.ranks, 1, self._run_size)
         ready = [averaged for at, _, holds, averaged in everyone if holds and at == newest]
         newest += bool(ready) and all(ready)
-        if self._averaged and self.steps == newest - 1:  # all had the average, so that another rank
-            with suppress(RankDied):  # may have taken the step; its group has ended
+        # All ranks had the average, so others may have taken the step; this rank's group has ended.
+        if self._has_average and self.steps == newest - 1:
+            with suppress(RankDied):
                 self._commit()
-        self._averaged = False
+        self._has_average = False
         if self._built is not None:
-            self._part = self.steps, contents_of(*self._built, self._names, None)
+            self._own_part = self.steps, contents_of(*self._built, self._names, None)
             self._built = None
         groups = [range(first, first + self.ranks)
                   for first in range(0, max(comm.global_ranks) + 1, self.ranks)]
-        self._whole = [g for g, ranks in enumerate(groups) if {*ranks} <= {*comm.global_ranks}]
-        built, part = None, self._part[1] if self._part[0] == newest >= 0 else None
-        if self.number in self._whole:
+        self._groups = [g for g, ranks in enumerate(groups) if {*ranks} <= {*comm.global_ranks}]
+        built, part = None, self._own_part[1] if self._own_part[0] == newest >= 0 else None
+        if self.number in self._groups:
             local = comm.global_ranks.index
             group = comm.subgroup(map(local, groups[self.number]))
-            self._across = comm.subgroup(local(groups[g][group.rank]) for g in self._whole)
+            self._across_groups = comm.subgroup(local(groups[g][group.rank]) for g in self._groups)
             built = self._build(group)
             if not isinstance(built, tuple) or len(built) != 2:
                 raise ConfigError(f"Replicas: build returns model and optimizer, not "
@@ -168,17 +170,17 @@ class Replicas:
             check_distributed(built[0], "Replicas")
             _check_optimizer(*built)
             self._names = names_by_group(built[0].comm, *built)
-            if newest < 0 and self.number == self._whole[0]:  # all begin as this group does
+            if newest < 0 and self.number == self._groups[0]:  # all begin as this group does
                 part = contents_of(*built, self._names, None)
-        part = self._healed(part, needs=built is not None and part is None)
+        part = self._fetch_part(part, needs=built is not None and part is None)
         if built is not None:
             parts = built[0].comm._all_gather_objects(part)
             restore(*built, lambda: merged(parts), "Replicas")
-            self._part = -1, None
+            self._own_part = -1, None
         self._built = built
-        self.steps = max(newest, 0) if self._whole else newest  # without a state there is no step
+        self.steps = max(newest, 0) if self._groups else newest  # without a state there is no step
 
-    def _healed(self, part: dict[str, Any] | None, needs: bool) -> dict[str, Any] | None:
+    def _fetch_part(self, part: dict[str, Any] | None, needs: bool) -> dict[str, Any] | None:
         """Return `part` of the newest state, or, if this rank of a whole group has none, that of
         the same place in another group."""
         comm, place = self.comm, self.comm.global_ranks[self.comm.rank] % self.ranks
