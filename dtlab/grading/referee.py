@@ -51,7 +51,7 @@ class RankState:
 
 
 class Referee:
-    """What the request handlers of a case's ranks share."""
+    """State that the request handlers of a case's ranks share."""
 
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes

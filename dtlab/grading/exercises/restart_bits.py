@@ -55,8 +55,8 @@ class Part(SimpleNamespace):
 
 
 class Job:
-    """What a training script starts with. The referee takes each step, as it alone has the samples:
-    it gets disk, indices, mask, rate, weights and velocities, and returns new weights and
+    """The state with which a training script starts. Only the referee has samples, so it takes each
+    step: it gets disk, indices, mask, rate, weights and velocities, and returns new weights and
     velocities, or None if the process is killed."""
 
     def __init__(self, ask: Callable[..., Any], plan: int, disk: Disk, weights: Sequence[Tensor],
