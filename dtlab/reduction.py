@@ -158,6 +158,12 @@ def _has_memory(x: torch.Tensor) -> bool:
         return False
 
 
+def span_bytes(x: torch.Tensor) -> int:
+    """The number of bytes from the first element of `x`, which has some, to the end of the last."""
+    return x.nbytes if x.is_contiguous() else x.itemsize * (1 + sum(
+        (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)))
+
+
 def overlaps_itself(x: torch.Tensor) -> bool:
     """Do elements of `x` share memory, as in an expanded tensor, or in windows (`unfold`)? Then it
     can't be changed. They don't if each dimension steps over all that the finer ones span."""

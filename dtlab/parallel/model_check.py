@@ -14,7 +14,7 @@ from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.layers import is_compiled
-from dtlab.reduction import overlaps_itself
+from dtlab.reduction import overlaps_itself, span_bytes
 
 
 def check_model(module: nn.Module, comm: Comm) -> None:
@@ -77,22 +77,16 @@ def check_dtype(dtype: object, parameters: Iterable[Tensor]) -> None:
 def check_own_memory(module: nn.Module) -> None:
     """Raise `ConfigError` if a trained parameter lies in the memory of another parameter or buffer,
     as after `a.weight.data = b.weight.data`: where ZeRO puts it, they would be two."""
-    last, end, last_is_trained = "", 0, False
-    for first, nbytes, name, is_trained in sorted(
-            (x.data_ptr(), _extent(x), name, x.requires_grad)
+    last, last_end, last_is_trained = "", 0, False
+    for start, end, name, is_trained in sorted(
+            (x.data_ptr(), x.data_ptr() + span_bytes(x), name, x.requires_grad)
             for name, x in (*module.named_parameters(), *module.named_buffers())
             if x.numel() and not x.is_meta):
-        if first < end and (is_trained or last_is_trained):
+        if start < last_end and (is_trained or last_is_trained):
             raise ConfigError(f"{last!r} and {name!r} lie in the same memory, which ZeRO would "
                               f"part; let both names be one nn.Parameter, or clone one")
-        if first + nbytes > end:
-            last, end, last_is_trained = name, first + nbytes, is_trained
-
-
-def _extent(x: Tensor) -> int:
-    """The number of bytes from the first element of `x` to the end of the last."""
-    steps = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return (steps + 1) * x.element_size()
+        if end > last_end:
+            last, last_end, last_is_trained = name, end, is_trained
 
 
 def check_not_compiled(module: nn.Module) -> None:

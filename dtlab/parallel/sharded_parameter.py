@@ -110,7 +110,7 @@ class FreedParameter(ShardedParameter):
         return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
 
 
-class Master(nn.Parameter):
+class MasterParameter(nn.Parameter):
     """A piece of the parameter `whole`, which an optimizer steps. Outside of its step, `grad` is
     this rank's part of the reduced gradient: see `ShardedParameter`."""
 

@@ -19,7 +19,7 @@ from dtlab.parallel.memory import mark
 from dtlab.parallel.sharded_parameter import (
     FreedParameter,
     GradientPart,
-    Master,
+    MasterParameter,
     ShardedParameter,
     local_gradient,
     set_local_gradient,
@@ -81,7 +81,7 @@ class Unit:
         self.computed: set[nn.Parameter] = set()
         self.reduced: set[nn.Parameter] = set()
         self.pieces = list(self._pieces())
-        self.masters: list[Any] = [Master(self.master[at : at + count])
+        self.masters: list[Any] = [MasterParameter(self.master[at : at + count])
                                    for _, _, at, count in self.pieces]
         for (p, *_), master in zip(self.pieces, self.masters, strict=True):
             master.whole = p
@@ -148,7 +148,7 @@ class Unit:
         """The optimizer has stepped `master`."""
         for piece in self.masters:
             set_local_gradient(piece, None)
-            piece.__class__ = Master
+            piece.__class__ = MasterParameter
         if self.master is not self.shard:
             self.shard.copy_(self.master)
 

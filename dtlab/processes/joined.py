@@ -155,7 +155,7 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
                   where: torch.device) -> ProcessComm:
     key = f"group {group.group_name} of {members} on {where.type}"
     limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
-    end = copy.copy(joined.endpoint)  # which shares what the rank has but once
+    end = copy.copy(joined.endpoint)  # shares what a rank has only one of
     for attempt in itertools.count():  # the first that nobody has given up
         store = part_of_store(f"{joined.name}, {key}, {attempt}")
         if not store.check(["late"]) or store.get("late") == b"none":

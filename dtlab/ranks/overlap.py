@@ -12,7 +12,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
-from dtlab.reduction import not_dense
+from dtlab.reduction import not_dense, span_bytes
 
 
 class Extent(NamedTuple):
@@ -29,9 +29,7 @@ def extent_of(x: Any, receives: bool) -> Extent | None:
     """Return the memory of `x`; None if that is no dense tensor with elements."""
     if not isinstance(x, torch.Tensor) or x.is_meta or not x.numel() or not_dense(x):
         return None
-    length = x.nbytes if x.is_contiguous() else x.itemsize * (1 + sum(
-        (size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)))
-    return Extent(x.data_ptr(), x.data_ptr() + length, receives, weakref.ref(x))
+    return Extent(x.data_ptr(), x.data_ptr() + span_bytes(x), receives, weakref.ref(x))
 
 
 def check_overlap(comm: Comm, ops: Sequence[Send | Recv],

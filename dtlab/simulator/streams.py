@@ -14,7 +14,7 @@ from dtlab.simulator.strands import Crashed, Stopped, Strand
 from dtlab.simulator.works import SimWork
 
 
-class BegunWork(SimWork):
+class SimBegunWork(SimWork):
     """A function that a stream runs, has run, or will run."""
 
     __slots__ = ("_name", "_number", "_waiting", "call", "done", "error", "line", "value")
@@ -68,15 +68,15 @@ class Stream:
     def __init__(self, engine: Engine, comm: Comm, has_ended: Callable[[], bool]):
         self.comm, self._has_ended = comm, has_ended
         self._engine, self._rank = engine, engine.running.rank
-        self._begun: deque[BegunWork] = deque()
+        self._begun: deque[SimBegunWork] = deque()
         self._strand = engine.add_stream(self._run)
 
     def begin(self, line: Line | None, label: str, fn: Callable[..., Any], args: tuple[Any, ...],
-              options: dict[str, Any]) -> BegunWork:
+              options: dict[str, Any]) -> SimBegunWork:
         """Run `fn(stream, *args, **options)` after what was begun before."""
         comm = self.comm.labelled(label) if label else self.comm
         name = getattr(fn, "__name__", type(fn).__name__)
-        begun = BegunWork(self._engine, self._rank, line, self._strand.stream, name,
+        begun = SimBegunWork(self._engine, self._rank, line, self._strand.stream, name,
                       lambda: fn(comm, *args, **options))
         self._begun.append(begun)
         if self._strand.idle:

@@ -110,7 +110,7 @@ def run_processes(function: Callable[..., Any], ask: Callable[..., Any], plans: 
     return found
 
 
-class Oracle:
+class TrainingOracle:
     """The referee's side of process number `rank` of each plan: it takes the steps, kills the
     process, and sends the disk to the plan's next process. notes: by plan, the number of "steps"
     that the process took, and of disks "saved" too early."""
@@ -175,7 +175,7 @@ def _without_kills(job: Job, _disk: Disk) -> None:
 def _right(plans: int, key: object, *job: int) -> list[list[Tensor]]:
     """The weights at the end of each of the plans, if nothing is killed."""
     with torch.random.fork_rng(devices=[]):
-        oracle: Any = Oracle([()] * plans, job[0], 1, key, 0)
+        oracle: Any = TrainingOracle([()] * plans, job[0], 1, key, 0)
         return run_processes(_without_kills, partial(oracle, None), range(plans), *job)
 
 
@@ -220,7 +220,7 @@ def _case(seed: int, tried: str, *plans: Plan, job: tuple[int, ...] = (14, 4, 13
                      for rank in range(1 + max(map(len, plans)))]
     key = (seed, tried)
     return Case(tried, [(own, *job, job_seed) for own in plans_of_rank], comm=False,
-                harness=run_processes, oracle=partial(Oracle, plans, job[0], job[3], key),
+                harness=run_processes, oracle=partial(TrainingOracle, plans, job[0], job[3], key),
                 facts={"plans": plans, "key": key})
 
 

@@ -197,7 +197,7 @@ def _weights(key: object, step: int) -> Tensor:
     return normals((key, step), SIZE, dtype=F32)[0]
 
 
-class Oracle:
+class DiskOracle:
     """The referee's side of a rank's processes. It alone knows what they save, and when each is
     killed. notes: process number `rank` of each plan."""
 
@@ -240,7 +240,7 @@ def _case(seed: int, tried: str, plans: Sequence[Plan], moves: bool = False) -> 
     args = [([number for number, plan in enumerate(plans) if rank < len(plan.kills) + 2], moves)
             for rank in range(2 + max(len(plan.kills) for plan in plans))]
     return Case(tried, args, comm=False, harness=run_processes,
-                oracle=partial(Oracle, plans, (seed, tried)), facts={"plans": plans})
+                oracle=partial(DiskOracle, plans, (seed, tried)), facts={"plans": plans})
 
 
 def _build(seed: int) -> list[Check]:
