@@ -36,7 +36,7 @@ SEARCH_STEPS = 50_000  # for rings: a tenth of a second or two
 SIZES = (4_000, 64_000, 1_000_000, 16_000_000, 160_000_000)  # bytes
 
 
-class Entry(NamedTuple):
+class ContestEntry(NamedTuple):
     """One all-reduce in a contest, simulated."""
 
     cluster: str
@@ -119,7 +119,7 @@ def rings_of(cluster: Topology) -> list[list[int]]:
 
 
 def contest(clusters: Mapping[str, Topology], sizes: Sequence[int] = SIZES,
-            algorithms: Sequence[str] = CONTESTANTS) -> list[Entry]:
+            algorithms: Sequence[str] = CONTESTANTS) -> list[ContestEntry]:
     """Simulate each algorithm, with `options_for` each cluster, on vectors of these sizes.
 
     clusters: name → topology. sizes: bytes of float32, so multiples of 4. Returns the entries,
@@ -137,7 +137,7 @@ def contest(clusters: Mapping[str, Topology], sizes: Sequence[int] = SIZES,
 
 
 def enter(cluster: Topology, nbytes: int, algorithm: str, options: Options | None = None,
-          name: str = "") -> Entry:
+          name: str = "") -> ContestEntry:
     """Simulate one all-reduce of `nbytes` bytes of float32 on `cluster`.
 
     name: of the cluster, for tables (default: its own). Raises `ConfigError` as `contest` does.
@@ -156,11 +156,11 @@ def enter(cluster: Topology, nbytes: int, algorithm: str, options: Options | Non
     crossed = link_bytes(cluster, result.trace)
     needed_s = {cluster.ends(link): crossed[cluster.ends(link)] / Bps if Bps else 0.0  # 0: failed
                 for link, Bps in enumerate(cluster.capacity_Bps)}
-    return Entry(name or cluster.name, cluster.ranks, algorithm, nbytes, result.elapsed_s, crossed,
-                 needed_s)
+    return ContestEntry(name or cluster.name, cluster.ranks, algorithm, nbytes, result.elapsed_s,
+                        crossed, needed_s)
 
 
-def winners(entries: Sequence[Entry], within: float = 0.01) -> set[tuple[str, int, str]]:
+def winners(entries: Sequence[ContestEntry], within: float = 0.01) -> set[tuple[str, int, str]]:
     """(cluster, bytes, algorithm) of the fastest entry for each cluster and size, and of those that
     are at most `within` slower."""
     best: dict[tuple[str, int], float] = {}

@@ -107,7 +107,7 @@ def test_near_partners_first_keep_the_large_halves_inside_a_rack() -> None:
 
 
 @pytest.mark.parametrize("entry", contest(examples(), [64_000]), ids=lambda e: e[0] + " " + e[2])
-def test_no_run_is_faster_than_its_busiest_link(entry: dtlab.wires.Entry) -> None:
+def test_no_run_is_faster_than_its_busiest_link(entry: dtlab.wires.ContestEntry) -> None:
     assert entry.needed_s[entry.busiest] == max(entry.needed_s.values())
     cluster = examples()[entry.cluster]
     assert entry.needed_s == {ends: entry.crossed[ends] / cluster.capacity_Bps[link] for link in
@@ -121,8 +121,9 @@ def test_a_link_that_has_failed_needs_no_time() -> None:
 
 
 def test_winners_are_the_fastest_of_each_cluster_and_size_and_all_that_tie() -> None:
-    def entry(cluster: str, nbytes: int, algorithm: str, elapsed_s: float) -> dtlab.wires.Entry:
-        return dtlab.wires.Entry(cluster, 4, algorithm, nbytes, elapsed_s, {}, {})
+    def entry(cluster: str, nbytes: int, algorithm: str, elapsed_s: float
+              ) -> dtlab.wires.ContestEntry:
+        return dtlab.wires.ContestEntry(cluster, 4, algorithm, nbytes, elapsed_s, {}, {})
 
     entries = [entry("a", 4, "ring", 1.0), entry("a", 4, "tree", 1.005),
                entry("a", 4, "flat", 1.02), entry("a", 8, "ring", 3.0), entry("a", 8, "tree", 2.0),

@@ -82,7 +82,7 @@ class BegunFunction(SandboxWork):
         """Do nothing: `run` has set value or error."""
 
 
-class Stream:
+class SandboxStream:
     """Runs the functions begun on one communicator, in order, on a thread of its own. comm: that
     communicator, with contexts for the stream."""
 
@@ -117,7 +117,7 @@ class SandboxComm(Comm):
         super().__init__(rank, size, torch.device("cpu"))
         self.group = group
         self._connection = connection
-        self._stream: Stream | None = None  # of `begin`
+        self._stream: SandboxStream | None = None  # of `begin`
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         under_way = self._connection.under_way
@@ -171,7 +171,7 @@ class SandboxComm(Comm):
         if self._stream is None:
             comm = SandboxComm(self._connection, self.rank, self.size)
             comm.in_collective = self.in_collective
-            self._stream = Stream(self._connection, comm)
+            self._stream = SandboxStream(self._connection, comm)
         stream, label = self._stream, self.label
         at = learner_place(sys._getframe(1)) or self._connection.current().begun_at
         begun = BegunFunction(self._connection, lambda comm: fn(

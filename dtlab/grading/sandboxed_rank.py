@@ -31,7 +31,7 @@ from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.meter import Meter
 from dtlab.grading.rank_connection import RankConnection
 from dtlab.grading.sandbox_comm import SandboxComm
-from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.endpoint import ProcessEndpoint
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 from dtlab.tracebacks import PACKAGE
 
@@ -88,7 +88,7 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
         requests.tell("raise", **describe_error(error), printed=printed.text())
 
 
-def join_on_gloo(rank: int, size: int, port: int) -> Endpoint:
+def join_on_gloo(rank: int, size: int, port: int) -> ProcessEndpoint:
     """This rank's end of connections over Gloo; the ranks meet at this port of the machine."""
     store = torch.distributed.TCPStore("127.0.0.1", port, size, rank == 0, use_libuv=False,
                                        timeout=timedelta(seconds=20))

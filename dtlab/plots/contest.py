@@ -18,7 +18,7 @@ from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix
 from dtlab.plots.picture import Picture, fit_text, page
 from dtlab.topology import Topology
 from dtlab.units import bytes_text, count_text, seconds_text
-from dtlab.wires import Entry, winners
+from dtlab.wires import ContestEntry, winners
 
 STAR = "★"
 _LABEL = ("time, simulated (upright line: what the busiest link needs, at least; "
@@ -26,7 +26,7 @@ _LABEL = ("time, simulated (upright line: what the busiest link needs, at least;
 FULL = 0.999  # as busy as the busiest link, but for rounding
 
 
-def contest_table(entries: Sequence[Entry], title: str = "") -> Picture:
+def contest_table(entries: Sequence[ContestEntry], title: str = "") -> Picture:
     """Rows: clusters, columns: algorithms; in each cell the simulated time. The fastest of a row
     (all within 1 %) has a star and a frame; the more times slower than it, the darker a cell.
 
@@ -69,7 +69,8 @@ def contest_table(entries: Sequence[Entry], title: str = "") -> Picture:
     return picture
 
 
-def _draw_cell(axes: Axes, x: int, y: int, entry: Entry, times_slower: float, won: bool) -> None:
+def _draw_cell(axes: Axes, x: int, y: int, entry: ContestEntry, times_slower: float, won: bool
+               ) -> None:
     share = min(1.0, np.log2(times_slower) / 5)  # 32 times slower: as dark as it gets
     axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, linewidth=2.5 if won else 0,
                              edgecolor=INK, facecolor=FRESH if won else mix(PAPER, QUIET, 0.1 + 0.5
@@ -79,7 +80,7 @@ def _draw_cell(axes: Axes, x: int, y: int, entry: Entry, times_slower: float, wo
               va="center_baseline", size=12, color=INK, weight="bold" if won else "normal")
 
 
-def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str) -> Picture:
+def contest_on(cluster: Topology, entries: Sequence[ContestEntry], algorithm: str) -> Picture:
     """Draw each algorithm's time on `cluster`, and the links that `algorithm` keeps busy.
 
     entries: of this cluster and one size. Above, the cluster: the wider a link, the longer it needs
@@ -118,7 +119,7 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str) -> P
     return picture
 
 
-def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
+def _draw_loads(axes: Axes, cluster: Topology, shown: ContestEntry) -> None:
     """Draw each link as wide as it is busy, in its busier direction."""
     graph, most_s = cluster.graph(), max(shown.needed_s.values()) or 1.0
     places = layout_of(graph)
@@ -136,7 +137,7 @@ def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
     frame_nodes(axes, graph, places)
 
 
-def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) -> None:
+def _draw_time(axes: Axes, row: int, entry: ContestEntry, *, won: bool, shown: bool) -> None:
     style = style_of("all_reduce", entry.algorithm, row)
     need_s, (left_s, _) = max(entry.needed_s.values()), axes.get_xlim()
     axes.plot([left_s, entry.elapsed_s], [row, row], color=FAINT, linewidth=2, zorder=1)
@@ -152,7 +153,7 @@ def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) ->
         axes.axhspan(row - 0.45, row + 0.45, color=FRESH, lw=0, zorder=0)
 
 
-def _dress(axes: Axes, entries: Sequence[Entry]) -> None:
+def _dress(axes: Axes, entries: Sequence[ContestEntry]) -> None:
     """The axis shows all times, and what links need from a quarter of the least time on."""
     times = [e.elapsed_s for e in entries if e.elapsed_s > 0] or [1e-6]
     needs = [max(e.needed_s.values()) for e in entries]

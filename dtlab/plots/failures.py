@@ -27,12 +27,12 @@ def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) ->
     """A row for each node, its time productive, redone, blocked or absent, up to `until_s`; at most
     32 nodes. curve: below, `useful_share` for the same failures, and a dot for what was simulated.
     """
-    rows = min(run.case.nodes, MOST_ROWS)
+    rows = min(run.options.nodes, MOST_ROWS)
     end_s = min(until_s, run.duration_s, run.timeline[-1].end_s)
-    heading = f"{run.case.nodes} nodes, answer to a failure: {run.case.answer} (simulated)"
+    heading = f"{run.options.nodes} nodes, answer to a failure: {run.options.answer} (simulated)"
     shares = " · ".join(f"{kind} {share:.1%}" for kind, share in run.shares.items())
     note = f"{shares} of {days_text(run.duration_s)}; {run.failures:,} failures"
-    note += f"; {rows} of the nodes" if rows < run.case.nodes else ""
+    note += f"; {rows} of the nodes" if rows < run.options.nodes else ""
     rows_in, below_in = max(1.2, 0.23 * rows), 2.6 if curve else 0.0
     with page(WIDTH_IN, 2.05 + rows_in + below_in, heading, note) as picture:
         axes = picture.place(left=1.2, right=0.35, bottom=0.75 + below_in, top=1.3)

@@ -20,15 +20,15 @@ import torch
 from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
-from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.match_check import Channel, EncodedHeader, decoded, encoded
-from dtlab.processes.message import Message
+from dtlab.processes.endpoint import ProcessEndpoint
+from dtlab.processes.match_check import CheckedChannel, EncodedHeader, decoded, encoded
+from dtlab.processes.message import TransportMessage
 from dtlab.processes.posted import PostedMessage
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND
 from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.survivors import survivors_key
-from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
+from dtlab.processes.transport import ANY_SOURCE, Operation, Transport, TransportHandle
 from dtlab.ranks.matching import check_sources, describe
 from dtlab.ranks.overlap import check_overlap
 from dtlab.reduction import check_receives, combine_, not_dense
@@ -42,7 +42,7 @@ class ProcessComm(Comm):
 
     on_host = True  # see `message.payload_of`
 
-    def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...],
+    def __init__(self, end: ProcessEndpoint, members: Sequence[int], context: tuple[Any, ...],
                  visible: bool = True):
         super().__init__(members.index(end.rank), len(members), end.device)
         self.endpoint, self.members, self.context, self.visible = end, members, context, visible
@@ -50,8 +50,8 @@ class ProcessComm(Comm):
         self.tag = tag_of(context)
         self._check = end.context_check(self.tag)
         self._index = self._check.index or 0 if self._check is not None else 0
-        self._channels: dict[tuple[int, bool], Channel] = {}
-        self._from_anyone: list[Message] = []  # receives that nobody has waited for
+        self._channels: dict[tuple[int, bool], CheckedChannel] = {}
+        self._from_anyone: list[TransportMessage] = []  # receives that nobody has waited for
         self._headers: dict[Any, EncodedHeader] = {}
         self._hidden: list[ProcessComm] = []  # for `_all_gather_objects`
         self._streams: list[tuple[Stream, ProcessComm]] = []
@@ -100,7 +100,7 @@ class ProcessComm(Comm):
                 return work
         return None
 
-    def _message(self, op: Send | Recv) -> Message:
+    def _message(self, op: Send | Recv) -> TransportMessage:
         """Check `op` and return this side of its message, not posted yet."""
         if op.__class__ not in (Send, Recv):
             raise no_operation(self.rank, op)
@@ -115,13 +115,14 @@ class ProcessComm(Comm):
                               f"tensor, a list that takes an object, or call recv_object")
         header = self._header(x)
         if peer is None and not sends:
-            return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None, self.on_host)
+            return TransportMessage(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None,
+                                    self.on_host)
         channel = self._channel(peer, sends)
         world = channel.dst if sends else channel.src
-        return Message(sends, x, int(peer), world, self.tag, header,  # type: ignore[arg-type]
-                       channel, self.on_host)
+        return TransportMessage(sends, x, int(peer), world, self.tag, header,  # type: ignore[arg-type]
+                                channel, self.on_host)
 
-    def _start(self, messages: list[Message]) -> list[Message]:
+    def _start(self, messages: list[TransportMessage]) -> list[TransportMessage]:
         """Post all `messages` together, receives first. Returns them in the order of posting, in
         which to wait for them."""
         ordered = sorted(messages, key=attrgetter("sends"))
@@ -138,11 +139,11 @@ class ProcessComm(Comm):
                     message.rest_handle = self.endpoint.watched(rest_handle, message, self.members)
         return ordered
 
-    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
+    def _move(self, operations: list[Operation]) -> Sequence[TransportHandle]:
         """Start operations. Returns their handles."""
         return self.transport.start(operations)
 
-    def _announce(self, messages: list[Message]) -> None:
+    def _announce(self, messages: list[TransportMessage]) -> None:
         """Number the messages and check that they fit. Raises `ShapeMismatch`."""
         self._check_sources([message for message in messages if not message.sends])
         announced = []
@@ -167,7 +168,7 @@ class ProcessComm(Comm):
                     message.channel.withdraw()
             raise
 
-    def _check_sources(self, receives: list[Message]) -> None:
+    def _check_sources(self, receives: list[TransportMessage]) -> None:
         """Call `check_sources` for the receives under way and these new ones."""
         anyone = [*self._from_anyone, *(m for m in receives if m.channel is None)]
         if anyone:
@@ -177,7 +178,7 @@ class ProcessComm(Comm):
             check_sources(self.rank, named, [
                 decoded(m.header.text) if m.header.text else describe(m.x) for m in anyone])
 
-    def _forget(self, receive: Message) -> None:
+    def _forget(self, receive: TransportMessage) -> None:
         """Remove a receive from anyone from those under way, and renumber the others."""
         self._from_anyone.remove(receive)
         for number, other in enumerate(self._from_anyone):
@@ -185,7 +186,7 @@ class ProcessComm(Comm):
         if self._check is not None:
             self._check.set_wildcards(len(self._from_anyone))
 
-    def _finish(self, messages: Sequence[Message]) -> None:
+    def _finish(self, messages: Sequence[TransportMessage]) -> None:
         """Wait for all `messages`, and deliver what was received."""
         writer, recorder = self.endpoint.writer, self.endpoint.recorder
         peers = tuple(dict.fromkeys([message.world for message in messages]))
@@ -217,21 +218,21 @@ class ProcessComm(Comm):
                                    label, writer.number) for m in messages]
             recorder.add_wait(begun_s, label, writer.number)
 
-    def _met(self, message: Message) -> None:
+    def _met(self, message: TransportMessage) -> None:
         """Set the sender of a receive from anyone, and count its message."""
         message.world = message.handle._source_rank()  # type: ignore[attr-defined]
         message.peer = self.members.index(message.world)
         with self.endpoint.lock:
-            self._forget(message)  # before it is counted: see `Channel`
+            self._forget(message)  # before it is counted: see `CheckedChannel`
             message.number = self._channel(message.peer, False).count(message.header)
 
-    def _channel(self, peer: Any, sends: bool) -> Channel:
+    def _channel(self, peer: Any, sends: bool) -> CheckedChannel:
         channel = self._channels.get((peer, sends)) if peer.__class__ is int else None
         if channel is None:
             self._check_peer(peer, "send to" if sends else "receive from")
             me, other = self.endpoint.rank, self.members[peer]
             src, dst = (me, other) if sends else (other, me)
-            channel = Channel(self._check, src, dst, not sends)
+            channel = CheckedChannel(self._check, src, dst, not sends)
             channel = self._channels.setdefault((int(peer), sends), channel)
         return channel
 

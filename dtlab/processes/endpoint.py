@@ -22,7 +22,7 @@ from dtlab.processes.shared_status import ANY_SOURCE, COMPUTE, RUNNING, SharedSt
 from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore, disconnected_key
 from dtlab.processes.survivors import connect_survivors, survivors_key
-from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
+from dtlab.processes.transport import WATCHING, GlooTransport, TransportHandle, WatchedHandle
 from dtlab.ranks.overlap import Extent
 from dtlab.tracebacks import Place, place_text
 
@@ -41,7 +41,7 @@ class Reply(NamedTuple):
     clock_uncertainty_s: float = 0.0  # of these times, on a host with a clock of its own
 
 
-class Endpoint:
+class ProcessEndpoint:
     """This process's end of all connections. `rank` and `size` are those of the whole run."""
 
     def __init__(
@@ -199,12 +199,12 @@ class Endpoint:
 class _FailureAwareHandle:
     """A handle whose `wait` also asks the launcher whether a peer has died. gone: keys of peers."""
 
-    def __init__(self, handle: Handle, start: Callable[..., object], store: RankStore,
+    def __init__(self, handle: TransportHandle, start: Callable[..., object], store: RankStore,
                  gone: list[str]):
         self._handle, self._start, self._store, self._gone = handle, start, store, gone
 
     def wait(self) -> None:
-        """See `Handle`."""
+        """See `TransportHandle`."""
         watched = WatchedHandle(self._handle, self._start)
         while not wait([watched.future], _LOOK_EVERY_S).done:
             if any(self._store.check([key]) for key in self._gone):

@@ -27,8 +27,8 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RunTimeout
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections, calm_gloo
-from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.monitor import Monitor, Verdict, open_status
+from dtlab.processes.endpoint import ProcessEndpoint
+from dtlab.processes.monitor import EndReason, Monitor, open_status
 from dtlab.processes.nccl_communicator import NcclComm
 from dtlab.processes.process_group import check_device
 from dtlab.processes.shared_status import RUNNING
@@ -99,7 +99,7 @@ class _Joined(NamedTuple):
 
     default: Any  # a weak reference to the default group
     name: str  # other communicators over the same groups, before, had another one
-    endpoint: Endpoint  # of no group yet: see `_communicator`
+    endpoint: ProcessEndpoint  # of no group yet: see `_communicator`
     monitor: Monitor
     comms: dict[tuple[dist.ProcessGroup, str], ProcessComm]  # by group and kind of device
 
@@ -114,7 +114,8 @@ def _join() -> None:
     store, threads = part_of_store(name), Threads()
     status, _ = open_status(store, rank, size)
     monitor = Monitor(status, store, rank, threads, None)
-    end = Endpoint(rank, size, GlooTransport(None), threads, torch.device("cpu"), status, False)
+    end = ProcessEndpoint(rank, size, GlooTransport(None), threads, torch.device("cpu"), status,
+                          False)
     end.find_cause = monitor.why
     end.writer.does(RUNNING)
     _joined = _Joined(weakref.ref(dist.group.WORLD), name, end, monitor, {})
@@ -164,7 +165,7 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
                                          limit)
     joined.monitor.add(connections)
     end.connections, end.device = connections, where
-    verdict = Verdict(store)  # on this group alone
+    verdict = EndReason(store)  # on this group alone
     end.report_failure = partial(verdict.set, end.rank)
     end.find_cause = lambda: joined.monitor.why() or verdict.read()
     if where.type == "cpu" or not _has_nccl(group):

@@ -109,7 +109,7 @@ class ContextCheck:
         return self.status.bytes[8 * at + 16 : 8 * at + HEADER_BYTES]
 
 
-class Channel:
+class CheckedChannel:
     """Messages of one context from `src` to `dst`, ranks of the run, seen from one of the two:
     numbers them, and compares headers with the other side."""
 

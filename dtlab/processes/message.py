@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from dtlab.processes import object_frames
-from dtlab.processes.match_check import Channel, EncodedHeader
+from dtlab.processes.match_check import CheckedChannel, EncodedHeader
 from dtlab.processes.shared_status import Awaited
-from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
+from dtlab.processes.transport import ANY_SOURCE, Operation, Transport, TransportHandle
 
 # What travels for a tensor without elements: Gloo won't receive zero bytes from any source.
 NOTHING = torch.zeros(1, dtype=torch.uint8)
 
 
-class Message:
+class TransportMessage:
     """`x` is what is sent, or where to receive it; `peer` a rank of the communicator, `world` the
     same rank of the whole run; ANY_SOURCE: not known yet. on_host: the transport moves only what
     lies in the CPU's memory."""
@@ -25,11 +25,11 @@ class Message:
                  "operation", "payload", "peer", "posted_s", "rest", "rest_handle", "sends", "tag",
                  "world", "x")
 
-    handle: Handle
-    rest_handle: Handle
+    handle: TransportHandle
+    rest_handle: TransportHandle
 
     def __init__(self, sends: bool, x: Any, peer: int, world: int, tag: int, header: EncodedHeader,
-                 channel: Channel | None, on_host: bool = True):
+                 channel: CheckedChannel | None, on_host: bool = True):
         self.sends, self.x, self.peer, self.world, self.tag = sends, x, peer, world, tag
         self.header, self.channel = header, channel
         self.number = -1  # of this channel; from ANY_SOURCE: as many such receives are older

@@ -76,7 +76,7 @@ def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus,
 # ---- what ended a run ----------------------------------------------------------------------------
 
 
-class Verdict:
+class EndReason:
     """The reason for a run's end, in the store. The first one that is set counts."""
 
     def __init__(self, store: dist.Store):
@@ -102,7 +102,7 @@ class Monitor:
 
     def __init__(self, status: SharedStatus, store: dist.Store, rank: int, threads: Threads,
                  timeout: float | None):
-        self.verdict = Verdict(store)
+        self.verdict = EndReason(store)
         self.error: Exception | None = None  # why the run has ended
         self._status, self._store, self._rank = status, store, rank
         self._connections: list[Connections] = []

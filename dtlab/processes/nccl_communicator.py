@@ -10,11 +10,11 @@ import torch
 from dtlab.comm import Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.processes.communicator import ProcessComm
-from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.message import Message
+from dtlab.processes.endpoint import ProcessEndpoint
+from dtlab.processes.message import TransportMessage
 from dtlab.processes.nccl_transport import NcclTransport
 from dtlab.processes.streams import CudaStream, Stream
-from dtlab.processes.transport import Handle, Operation
+from dtlab.processes.transport import Operation, TransportHandle
 
 
 class NcclComm(ProcessComm):
@@ -22,17 +22,17 @@ class NcclComm(ProcessComm):
 
     on_host = False
 
-    def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...]):
+    def __init__(self, end: ProcessEndpoint, members: Sequence[int], context: tuple[Any, ...]):
         super().__init__(end, members, context)
         self.transport = NcclTransport(end, context)
 
-    def _message(self, op: Send | Recv) -> Message:
+    def _message(self, op: Send | Recv) -> TransportMessage:
         if isinstance(op, Recv) and op.src is None and isinstance(op.x, torch.Tensor):
             raise ConfigError(f"rank {self.rank}: NCCL can't receive from anyone; name the sender, "
                               f"or use backend='gloo'")
         return super()._message(op)
 
-    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
+    def _move(self, operations: list[Operation]) -> Sequence[TransportHandle]:
         """Objects, and messages without bytes, go over Gloo: NCCL would not move them."""
         on_host = [_is_host_data(x) for _, x, _, _ in operations]
         by_gloo = [one for one, host in zip(operations, on_host, strict=True) if host]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab.processes.communicator import tag_of
-from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.endpoint import ProcessEndpoint
 from dtlab.processes.survivors import FOREVER
 from dtlab.processes.transport import Operation, WatchedHandle
 
@@ -27,7 +27,7 @@ _LOOK_EVERY_S = 0.01
 class NcclTransport:
     """See `Transport`. One for each communicator: no other one has this `context`."""
 
-    def __init__(self, end: Endpoint, context: tuple[Any, ...]):
+    def __init__(self, end: ProcessEndpoint, context: tuple[Any, ...]):
         self._endpoint, self._context = end, context
         self._directions: dict[tuple[bool, int], Direction] = {}
 
@@ -48,7 +48,7 @@ class NcclTransport:
 class Direction:
     """Messages from this rank to `peer`, or from it: an NCCL communicator of two, and a thread."""
 
-    def __init__(self, end: Endpoint, sends: bool, peer: int, context: tuple[Any, ...]):
+    def __init__(self, end: ProcessEndpoint, sends: bool, peer: int, context: tuple[Any, ...]):
         self.endpoint, self.sends, self.peer = end, sends, peer
         src, dst = (end.rank, peer) if sends else (peer, end.rank)
         self.tag = tag_of((*context, "nccl", src, dst))

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from dtlab.comm import Work
-from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.message import Message
+from dtlab.processes.endpoint import ProcessEndpoint
+from dtlab.processes.message import TransportMessage
 from dtlab.processes.transport import WatchedHandle
 from dtlab.ranks.overlap import extent_of
 
@@ -17,8 +17,8 @@ class PostedMessage(Work):
     """A message under way. finish: waits for messages and delivers them. inside: a collective has
     posted it."""
 
-    def __init__(self, end: Endpoint, message: Message, finish: Callable[[list[Message]], None],
-                 inside: bool):
+    def __init__(self, end: ProcessEndpoint, message: TransportMessage,
+                 finish: Callable[[list[TransportMessage]], None], inside: bool):
         self._endpoint, self.message, self._finish = end, message, finish
         self.extent = None if inside else extent_of(message.x, not message.sends)
 

@@ -12,7 +12,7 @@ from dtlab.errors import ConfigError
 from dtlab.processes import same_host_transport
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections, calm_gloo
-from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.endpoint import ProcessEndpoint
 from dtlab.processes.nccl_communicator import NcclComm
 from dtlab.processes.same_host_transport import SameHostTransport
 from dtlab.processes.shared_status import COMPUTE, SharedStatus
@@ -62,15 +62,15 @@ _own_groups: list[Any] = []  # default groups that were formed here
 def open_endpoint(
     device: str, local_rank: int, status: SharedStatus | None, trace: bool,
     store: RankStore | None = None, connections: Connections | None = None,
-) -> Endpoint:
+) -> ProcessEndpoint:
     """This process's end of the default group."""
     group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     threads = Threads()
     transport = GlooTransport(group)
     if status is not None and same_host_transport.is_possible():  # our launcher has one host
         transport = SameHostTransport(group, threads.start)
-    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads,
-                    place(device, local_rank), status, trace, store, connections)
+    return ProcessEndpoint(dist.get_rank(), dist.get_world_size(), transport, threads,
+                           place(device, local_rank), status, trace, store, connections)
 
 
 def check_device(device: Any) -> None:
@@ -95,19 +95,19 @@ def place(device: str, local_rank: int) -> torch.device:
 
 
 def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bool,
-              store: RankStore) -> tuple[Endpoint, ProcessComm]:
+              store: RankStore) -> tuple[ProcessEndpoint, ProcessComm]:
     """The end and the communicator of a rank that was started anew, once the others have met it."""
     threads = Threads()
     StatusWriter(status, rank, 0, threads).does(COMPUTE, "joining")
     number, ranks, transport, connections = connect_survivors(store, rank, threads)
     calm_gloo()
-    end = Endpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
-                   connections)
+    end = ProcessEndpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
+                          connections)
     end.generation = number
     return end, ProcessComm(end, ranks, (survivors_key(number),))
 
 
-def open_communicator(backend: str, end: Endpoint, run_number: int) -> ProcessComm:
+def open_communicator(backend: str, end: ProcessEndpoint, run_number: int) -> ProcessComm:
     """The communicator of all ranks. run_number: it shares no context with those of other runs."""
     kind = NcclComm if backend == "nccl" else ProcessComm
     return kind(end, range(end.size), (run_number,))

@@ -25,7 +25,7 @@ from dtlab.processes import failures
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
-from dtlab.processes.endpoint import Endpoint, Reply
+from dtlab.processes.endpoint import ProcessEndpoint, Reply
 from dtlab.processes.forking import die_with_parent
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint, open_late
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
@@ -83,7 +83,7 @@ class Rank:
         os.close(status)
         self._store = RankStore(ControlChannel(socket.socket(fileno=store)))
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
-        self._endpoint: Endpoint | None = None
+        self._endpoint: ProcessEndpoint | None = None
         self._comm: ProcessComm | None = None
         self._run_number = -1
 
@@ -191,7 +191,7 @@ class Rank:
             self._run_number = run_number
         return self._comm
 
-    def _connect(self) -> Endpoint:
+    def _connect(self) -> ProcessEndpoint:
         settings = self._settings
         self._status.write(settings.rank, 0, 0, STARTING)
         connections = Connections()

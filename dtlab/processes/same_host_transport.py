@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dtlab.processes.object_frames import unused_tag
-from dtlab.processes.transport import GlooTransport, Handle, WatchedHandle
+from dtlab.processes.transport import GlooTransport, TransportHandle, WatchedHandle
 
 LARGE_BYTES = 2 << 20  # below, the two small messages cost more than the second copy
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -52,7 +52,7 @@ class SameHostTransport(GlooTransport):
         read = super()._start(False, word, peer, read_tag)
         return _SendHandle(super()._start(True, where, peer, tag), read, x)
 
-    def _start_one(self, sends: bool, x: torch.Tensor, peer: int, tag: int) -> Handle:
+    def _start_one(self, sends: bool, x: torch.Tensor, peer: int, tag: int) -> TransportHandle:
         return super()._start(sends, x, peer, tag)  # type: ignore[no-any-return]
 
 
@@ -98,7 +98,7 @@ def is_possible() -> bool:
 class _SendHandle:
     """The send of a tensor: done once the receiver has read it."""
 
-    def __init__(self, where: Handle, read: Handle, x: torch.Tensor):
+    def __init__(self, where: TransportHandle, read: TransportHandle, x: torch.Tensor):
         self._where, self._read = where, read
         self._x: torch.Tensor | None = x
 
@@ -113,7 +113,7 @@ class _RecvHandle:
     """The receive of a tensor: `handle` brings `where` it lies in the sender's memory."""
 
     def __init__(self, handle: Any, where: torch.Tensor, into: torch.Tensor,
-                 start: Callable[..., Handle]):
+                 start: Callable[..., TransportHandle]):
         self._handle, self._where, self._start = handle, where, start
         self._into: torch.Tensor | None = into
 

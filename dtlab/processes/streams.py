@@ -14,7 +14,7 @@ import torch
 
 from dtlab.comm import Work
 from dtlab.errors import RankDied
-from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.endpoint import ProcessEndpoint
 from dtlab.processes.shared_status import IDLE, RUNNING
 from dtlab.tracebacks import Place, place_text
 
@@ -22,7 +22,7 @@ from dtlab.tracebacks import Place, place_text
 class BegunWork(Work):
     """A function that a stream runs, has run, or will run."""
 
-    def __init__(self, end: Endpoint, stream: Stream, name: str):
+    def __init__(self, end: ProcessEndpoint, stream: Stream, name: str):
         self._endpoint, self._stream, self._name = end, stream, name
         self.future: Future[Any] = Future()
 
@@ -55,7 +55,7 @@ class BegunWork(Work):
 class Stream:
     """A thread that runs one function after another."""
 
-    def __init__(self, end: Endpoint):
+    def __init__(self, end: ProcessEndpoint):
         self._endpoint, self._writer = end, end.new_writer()
         self.number = self._writer.number
         self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]] | None]
@@ -115,7 +115,7 @@ class Stream:
 class CudaStream(Stream):
     """A thread with a CUDA stream of its own, so that it moves data while the rank computes."""
 
-    def __init__(self, end: Endpoint):
+    def __init__(self, end: ProcessEndpoint):
         self._cuda = torch.cuda.Stream(end.device)
         super().__init__(end)
 

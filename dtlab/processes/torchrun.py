@@ -21,7 +21,7 @@ import torch.distributed as dist
 from dtlab.errors import ConfigError
 from dtlab.processes import failures, hosts, joined
 from dtlab.processes.communicator import ProcessComm
-from dtlab.processes.endpoint import Endpoint, Reply
+from dtlab.processes.endpoint import ProcessEndpoint, Reply
 from dtlab.processes.monitor import Monitor, open_status
 from dtlab.processes.process_group import is_foreign, join_group, open_communicator, place
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING
@@ -96,7 +96,8 @@ def run_here(
     status, file = open_status(store, rank, size)
     monitor = Monitor(status, store, rank, threads, timeout)
     monitor.add(connections)
-    end = Endpoint(rank, size, transport, threads, place(device, _local_rank()), status, trace)
+    end = ProcessEndpoint(rank, size, transport, threads, place(device, _local_rank()), status,
+                          trace)
     end.find_cause = monitor.why
     comm = open_communicator(backend, end, here)
     try:

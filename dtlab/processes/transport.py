@@ -24,7 +24,7 @@ _KEPT_HANDLES = 4
 _KEPT_BYTES = 1 << 20  # of the tensors of these handles
 
 
-class Handle(Protocol):
+class TransportHandle(Protocol):
     """An operation under way."""
 
     def wait(self) -> object:
@@ -130,7 +130,7 @@ class WatchedHandle:
         start(self._wait, WATCHING)
 
     def wait(self) -> None:
-        """See `Handle`."""
+        """See `TransportHandle`."""
         self.future.result()
 
     def _source_rank(self) -> int:

@@ -23,7 +23,7 @@ MOST_SENT = 100  # messages to one peer that are kept, though they have moved
 Buffers = Sequence[torch.Tensor | None]  # where a payload is received into; None: fresh memory
 
 
-class Header(NamedTuple):
+class PayloadHeader(NamedTuple):
     """The header of a payload. Sent as a plain tuple, which pickles to fewer bytes."""
 
     received: int  # messages that I have received from you, so that you may reuse their memory
@@ -31,7 +31,7 @@ class Header(NamedTuple):
     body: tuple[Any, ...]  # what is asked or answered, and its arguments
 
 
-class Message(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message that is here as a whole."""
 
     src: int
@@ -47,7 +47,7 @@ class _Pending:
         self.header: list[Any] = []
         self.works: deque[Work] = deque([comm.irecv(self.header, src)])
         self.works[0].owed = owed
-        self.message: Message | None = None  # once the header is here
+        self.message: ReceivedMessage | None = None  # once the header is here
 
 
 class Endpoint:
@@ -68,7 +68,7 @@ class Endpoint:
         self.buffers: Callable[[int, tuple[Any, ...], Sequence[Size]], Buffers] = fresh
         self._peers = [peer for peer in peers if peer != comm.rank]
         self._pending: dict[int, _Pending] = {}  # by peer, in the order in which they are looked at
-        self._to_myself: deque[Message] = deque()
+        self._to_myself: deque[ReceivedMessage] = deque()
         self._received: Counter[int] = Counter()  # messages, by peer
         self._sent: dict[int, deque[tuple[list[Work], Sequence[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()  # messages that are no longer in `_sent`, by peer
@@ -78,12 +78,12 @@ class Endpoint:
         """Send a message to `dst` and return at once. Leave `payload` unchanged while `is_sending`:
         until a later message from `dst` has come, at the latest."""
         if dst == self.comm.rank:
-            self._to_myself.append(Message(dst, body, [x.clone() for x in payload]))
+            self._to_myself.append(ReceivedMessage(dst, body, [x.clone() for x in payload]))
             return
         if dst in self.dead:
             return
         sizes = tuple([(dtype_name(x.dtype), x.numel()) for x in payload])
-        header = tuple(Header(self._received[dst], sizes, body))
+        header = tuple(PayloadHeader(self._received[dst], sizes, body))
         try:
             works = self.comm.post(Send(header, dst), *(Send(x, dst) for x in payload))
         except (RankDied, RuntimeError):
@@ -96,7 +96,7 @@ class Endpoint:
         self._sends_of.update(map(_memory, payload))
         self._release_moved(dst)
 
-    def receive(self, timeout_s: float | None = None) -> Message | None:
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Wait for the next message, header and payload. None once `timeout_s` seconds have passed,
         or once another peer is found to be dead."""
         if self._to_myself:
@@ -129,10 +129,10 @@ class Endpoint:
         work = self.comm.wait_any(list(works), left_s)
         return None if work is None else works[work]
 
-    def _advance(self, pending: _Pending) -> Message | None:
+    def _advance(self, pending: _Pending) -> ReceivedMessage | None:
         """Process a received part of a message. Returns the message if that was the last part."""
         if pending.message is None:
-            pending.message = self._open(pending.src, Header(*pending.header[0]))
+            pending.message = self._open(pending.src, PayloadHeader(*pending.header[0]))
             posted = self.comm.post(*(Recv(x, pending.src) for x in pending.message.payload))
             pending.works.extend(posted)
         if pending.works:
@@ -142,14 +142,14 @@ class Endpoint:
         self.received_bytes += sum([x.nbytes for x in pending.message.payload])
         return pending.message
 
-    def _open(self, src: int, header: Header) -> Message:
+    def _open(self, src: int, header: PayloadHeader) -> ReceivedMessage:
         """Process a header: return its message, with memory for the payload."""
         self._release(src, header.received)
         sizes = [(getattr(torch, dtype), numel) for dtype, numel in header.sizes]
         payload = [torch.empty(numel, dtype=dtype, device=self.comm.device) if x is None else x
                    for (dtype, numel), x in zip(
                        sizes, self.buffers(src, header.body, sizes), strict=True)]
-        return Message(src, header.body, payload)
+        return ReceivedMessage(src, header.body, payload)
 
     def _post_receive(self, src: int) -> None:
         """Post the receive of the next message from `src`, after those of the other peers."""

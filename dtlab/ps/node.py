@@ -15,14 +15,14 @@ from dtlab.ps import checks, slices
 from dtlab.ps.handle import Handle
 from dtlab.ps.index import Shard
 from dtlab.ps.master import Master, MasterLog
-from dtlab.ps.messages import Buffers, Endpoint, Message, fresh
+from dtlab.ps.messages import Buffers, Endpoint, ReceivedMessage, fresh
 from dtlab.ps.packing import Size, pack
 from dtlab.ps.partition import Key, Spec, has_data
 from dtlab.ps.policy import Policy
 from dtlab.ps.replica_loop import serve_replica
 from dtlab.ps.retry import Requests
 from dtlab.ps.server import Server
-from dtlab.ps.sharding import Buffer, Plan, ShardMap, all_fit, check_contiguous
+from dtlab.ps.sharding import Buffer, RequestPlan, ShardMap, all_fit, check_contiguous
 from dtlab.ps.slices import Bundle, Slice, Slices
 from dtlab.ps.statistics import Statistics
 
@@ -243,7 +243,7 @@ class Node:
         if self._requests:
             self._requests.on_unavailable()
 
-    def _process(self, message: Message) -> None:
+    def _process(self, message: ReceivedMessage) -> None:
         src, body, payload = message
         if body[0] == "reply":
             self._on_reply(src, body, payload)
@@ -295,7 +295,7 @@ class Node:
         return handle
 
     def _targets(self, verb: str, keys: Iterable[Key],
-                 out: Mapping[Key, torch.Tensor]) -> tuple[Plan, list[torch.Tensor]]:
+                 out: Mapping[Key, torch.Tensor]) -> tuple[RequestPlan, list[torch.Tensor]]:
         """Plan a request for these keys, and the tensors that they fill: of `out`, or new ones."""
         rank, device = self.comm.rank, self.comm.device
         plan = self._shards.plan(rank, tuple(checks.key_list(rank, keys)))

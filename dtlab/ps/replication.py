@@ -48,7 +48,7 @@ class View(NamedTuple):
         return self.members[place + 1 : place + 2]
 
 
-class Copy(Protocol):
+class ServerCopy(Protocol):
     """The copy on this rank, as a rule sees it. Requests are numbered from 1, in their order."""
 
     me: int
@@ -92,16 +92,16 @@ class Replication:
         """The live copies in their new order, head first; `had`: how much of the log each has."""
         return members
 
-    def updated(self, copy: Copy, push: bool) -> None:
+    def updated(self, copy: ServerCopy, push: bool) -> None:
         """Request `copy.had` is new in the log: at the head from a worker, elsewhere from the copy
         before. push: a worker waits for nothing but the answer."""
         raise NotImplementedError
 
-    def acknowledged(self, copy: Copy) -> None:
+    def acknowledged(self, copy: ServerCopy) -> None:
         """A copy that follows has said how many requests it has, see `Copy.acknowledged`."""
         raise NotImplementedError
 
-    def reconfigured(self, copy: Copy) -> None:
+    def reconfigured(self, copy: ServerCopy) -> None:
         """`copy.view` is new: a successor may lack anything that is in the log, and what a copy has
         said to one that is gone is said again."""
         for successor in self.following(copy.view, copy.me):
@@ -127,13 +127,13 @@ class Chain(Replication):
     def answers(self, view: View) -> int:
         return view.tail
 
-    def updated(self, copy: Copy, push: bool) -> None:
+    def updated(self, copy: ServerCopy, push: bool) -> None:
         for successor in copy.view.after(copy.me):
             copy.forward(copy.had, successor)
         copy.carry_out(copy.had)  # the tail's answer goes to the worker
         self.acknowledged(copy)
 
-    def acknowledged(self, copy: Copy) -> None:
+    def acknowledged(self, copy: ServerCopy) -> None:
         """Note what all copies have: the tail says what it has, and the chain passes that on."""
         for successor in copy.view.after(copy.me):
             copy.stable = max(copy.stable, copy.acknowledged.get(successor, 0))
@@ -172,7 +172,7 @@ class Leader(Replication):
         or stand in the place of another request. Each had it from the same leader, in order."""
         return tuple(sorted(members, key=lambda member: -had[member]))
 
-    def updated(self, copy: Copy, push: bool) -> None:
+    def updated(self, copy: ServerCopy, push: bool) -> None:
         answers_first = push and not self.sync
         if answers_first:
             self.acknowledged(copy)
@@ -181,7 +181,7 @@ class Leader(Replication):
         if not answers_first:
             self.acknowledged(copy)
 
-    def acknowledged(self, copy: Copy) -> None:
+    def acknowledged(self, copy: ServerCopy) -> None:
         if copy.me == copy.view.head:
             followers = copy.view.members[1:]
             known = [copy.acknowledged.get(follower, 0) for follower in followers]

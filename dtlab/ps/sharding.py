@@ -28,7 +28,7 @@ class Slot(NamedTuple):
     where: Any = None
 
 
-class Plan(NamedTuple):
+class RequestPlan(NamedTuple):
     """The cuts of a request for these keys. Made once: requests come again and again."""
 
     keys: tuple[Key, ...]
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 class Buffer(Mapping[Key, torch.Tensor]):
     """Tensors for some keys, see `Node.buffer`. `slices`: they are cut up once."""
 
-    def __init__(self, plan: Plan, device: torch.device):
+    def __init__(self, plan: RequestPlan, device: torch.device):
         self.plan = plan
         xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in plan.specs]
         buffers: dict[tuple[int, Run], torch.Tensor] = {}
@@ -96,7 +96,7 @@ class ShardMap:
         self.shards: Shards = {}
         self.index: dict[int, KeyIndex] = {}  # by server
         self.age = object()  # another one whenever the servers change
-        self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._plans: dict[tuple[Key, ...], RequestPlan] = {}
 
     def add(self, specs: dict[Key, Spec], shards: Shards) -> dict[int, list[Shard]]:
         """Add these keys, made together. Returns, by server, what it holds of them, in order."""
@@ -117,7 +117,7 @@ class ShardMap:
         for specs, its in zip(batches, shards, strict=True):
             self.add(specs, its)
 
-    def plan(self, rank: int, keys: tuple[Key, ...]) -> Plan:
+    def plan(self, rank: int, keys: tuple[Key, ...]) -> RequestPlan:
         """Plan how to cut up a request for these keys. Raises `ConfigError` if one is unknown."""
         plan = self._plans.get(keys)
         if plan is None:
@@ -149,7 +149,7 @@ class ShardMap:
         index.add(shards)
         return sorted(shards, key=lambda shard: index.number_of[shard.key])
 
-    def _new_plan(self, rank: int, keys: tuple[Key, ...]) -> Plan:
+    def _new_plan(self, rank: int, keys: tuple[Key, ...]) -> RequestPlan:
         specs = [checks.spec_of(rank, key, self.specs) for key in keys]
         wanted: dict[int, list[tuple[int, int, Any]]] = {}  # by server: number, which, where
         for i, key in enumerate(keys):
@@ -162,8 +162,8 @@ class ShardMap:
             by_number = {number: (i, where) for number, i, where in found}
             runs = self.index[server].runs(sorted(by_number))
             slots[server] = [self._slot(self.index[server], run, by_number) for run in runs]
-        return Plan(keys, specs, [spec.shape for spec in specs], [spec.dtype for spec in specs],
-                    not has_data(specs), slots, self.age)
+        return RequestPlan(keys, specs, [spec.shape for spec in specs],
+                           [spec.dtype for spec in specs], not has_data(specs), slots, self.age)
 
     def _slot(self, index: KeyIndex, run: Run, by_number: dict[int, tuple[int, Any]]) -> Slot:
         which = [by_number[number][0] for number in range(*run)]
@@ -176,7 +176,7 @@ def _within(numbers: np.ndarray, units: Units) -> np.ndarray:
     return np.isin(numbers, units)
 
 
-def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+def all_fit(rank: int, verb: str, plan: RequestPlan, tensors: Sequence[torch.Tensor]) -> None:
     """Check what `fits` does for all keys of a plan, in few steps."""
     types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
     if not (all(issubclass(kind, torch.Tensor) for kind in types)
@@ -187,7 +187,7 @@ def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -
             checks.check_fit(rank, verb, key, x, spec)
 
 
-def check_contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+def check_contiguous(rank: int, plan: RequestPlan, tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigError` unless answers can be put into these as they come."""
     if not all(map(torch.Tensor.is_contiguous, tensors)):
         key = next(key for key, x in zip(plan.keys, tensors, strict=True) if not x.is_contiguous())

@@ -21,7 +21,7 @@ NVIDIA = "NVIDIA, NeMo's performance summary, 2024"
 NEMO = Software(0.74, source="NeMo's steps of nine models")
 
 
-class Row(NamedTuple):
+class NemoRow(NamedTuple):
     """tokens: a second and GPU, as measured."""
 
     name: str
@@ -41,25 +41,25 @@ def _gpt(layers: int, hidden: int, heads: int) -> Shape:
 
 
 MODELS = [
-    Row("GPT-3 5B", _gpt(24, 4096, 32), 64, 2048, 4, 1, 1, 1, 1, 23406),
-    Row("GPT-3 20B", _gpt(44, 6144, 48), 64, 256, 2, 2, 1, 1, 1, 5851),
-    Row("GPT-3 175B", _gpt(96, 12288, 96), 128, 256, 1, 4, 8, 1, 6, 716),
-    Row("GPT-3 175B", _gpt(96, 12288, 96), 512, 2048, 2, 4, 8, 1, 6, 825),
-    Row("Llama 2 7B", SHAPES["Llama 2 7B"], 8, 128, 1, 1, 1, 1, 1, 16934),
-    Row("Llama 2 13B", SHAPES["Llama 2 13B"], 16, 128, 1, 1, 4, 1, 10, 8715),
-    Row("Llama 2 70B", SHAPES["Llama 2 70B"], 64, 128, 1, 4, 4, 1, 20, 1728),
-    Row("Llama 3 8B", SHAPES["Llama 3 8B"], 8, 128, 1, 1, 1, 2, 1, 12273),
-    Row("Llama 3 70B", SHAPES["Llama 3 70B"], 64, 128, 1, 4, 4, 2, 5, 1524)]
+    NemoRow("GPT-3 5B", _gpt(24, 4096, 32), 64, 2048, 4, 1, 1, 1, 1, 23406),
+    NemoRow("GPT-3 20B", _gpt(44, 6144, 48), 64, 256, 2, 2, 1, 1, 1, 5851),
+    NemoRow("GPT-3 175B", _gpt(96, 12288, 96), 128, 256, 1, 4, 8, 1, 6, 716),
+    NemoRow("GPT-3 175B", _gpt(96, 12288, 96), 512, 2048, 2, 4, 8, 1, 6, 825),
+    NemoRow("Llama 2 7B", SHAPES["Llama 2 7B"], 8, 128, 1, 1, 1, 1, 1, 16934),
+    NemoRow("Llama 2 13B", SHAPES["Llama 2 13B"], 16, 128, 1, 1, 4, 1, 10, 8715),
+    NemoRow("Llama 2 70B", SHAPES["Llama 2 70B"], 64, 128, 1, 4, 4, 1, 20, 1728),
+    NemoRow("Llama 3 8B", SHAPES["Llama 3 8B"], 8, 128, 1, 1, 1, 2, 1, 12273),
+    NemoRow("Llama 3 70B", SHAPES["Llama 3 70B"], 64, 128, 1, 4, 4, 2, 5, 1524)]
 _LLAMA = SHAPES["Llama 2 7B"]
-CONTEXTS = [Row(f"Llama 2 7B, {1024 * k:,} positions", _LLAMA._replace(positions=1024 * k), k,
-                4096 // k, 1, *axes, 1, tokens)
+CONTEXTS = [NemoRow(f"Llama 2 7B, {1024 * k:,} positions", _LLAMA._replace(positions=1024 * k), k,
+                    4096 // k, 1, *axes, 1, tokens)
             for k, axes, tokens in (
                 (4, (1, 1, 1), 16671), (8, (1, 2, 1), 13907), (16, (2, 1, 1), 10082),
                 (32, (2, 1, 2), 6687), (64, (4, 1, 2), 4021), (128, (4, 1, 4), 2260),
                 (256, (4, 1, 8), 1214), (512, (8, 1, 16), 635), (1024, (8, 1, 32), 318))]
 
 
-def nemo_plan(row: Row, software: Software = NEMO) -> Plan:
+def nemo_plan(row: NemoRow, software: Software = NEMO) -> Plan:
     """Return the predicted plan of a row: activations, keys and values travel beside computation,
     and the loss's kernel is fused."""
     mesh = {"pp": row.pp, "dp": row.gpus // (row.tp * row.pp * row.cp), "cp": row.cp, "tp": row.tp}
@@ -71,7 +71,7 @@ def nemo_plan(row: Row, software: Software = NEMO) -> Plan:
                    device=H100, precision=Recipe("fp8", loss=0), software=software)
 
 
-def nemo_tokens(row: Row, software: Software = NEMO) -> float:
+def nemo_tokens(row: NemoRow, software: Software = NEMO) -> float:
     """Tokens a second and GPU, predicted."""
     return row.batch * row.shape.positions / nemo_plan(row, software).step_s / row.gpus
 

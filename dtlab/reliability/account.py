@@ -8,7 +8,7 @@ from dtlab import cost
 from dtlab.checks import check_amount, check_positive, check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.reliability.failures import MOST_NODES, Failures
-from dtlab.reliability.job import KINDS, TICKS, Case, Interval, Job
+from dtlab.reliability.job import KINDS, TICKS, GoodputOptions, Interval, SimulatedJob
 
 ANSWERS = ("restart", "shrink", "replicas")
 MOST_EVENTS = 10_000_000  # some ten seconds
@@ -87,10 +87,11 @@ def goodput(
     ticks = [round(seconds * TICKS) for seconds in (
         save_s, restart_s, max(interval_s, 1 / TICKS), duration_s, repair_s, copy_restart_s)]
     save, restart, interval, duration, repair, copy_restart = ticks
-    job = Job(Case(nodes, failures, save, restart, interval, answer, duration, spares, repair,
-                   None if copy_s is None else round(copy_s * TICKS), copy_restart, group, seed))
+    job = SimulatedJob(GoodputOptions(
+        nodes, failures, save, restart, interval, answer, duration, spares, repair,
+        None if copy_s is None else round(copy_s * TICKS), copy_restart, group, seed))
     job.run()
-    return Goodput(job.case, ranks_per_node, mttf_s, job.ticks, job.failures, job.restarts,
+    return Goodput(job.options, ranks_per_node, mttf_s, job.ticks, job.failures, job.restarts,
                    job.timeline)
 
 
@@ -103,7 +104,7 @@ class Goodput:
     one place's.
     """
 
-    case: Case
+    options: GoodputOptions
     ranks_per_node: int
     mttf_s: float
     ticks: dict[str, int]  # node-microseconds of each kind
@@ -119,7 +120,7 @@ class Goodput:
     @property
     def shares(self) -> dict[str, float]:
         """The share of each kind; the four are 1."""
-        total = self.case.nodes * self.case.duration
+        total = self.options.nodes * self.options.duration
         return {kind: self.ticks[kind] / total for kind in KINDS}
 
     @property
@@ -127,19 +128,19 @@ class Goodput:
         """The goodput: the share of rank-seconds that is productive."""
         return self.shares["productive"]
 
-    interval_s = property(lambda self: self.case.interval / TICKS)
-    save_s = property(lambda self: self.case.save / TICKS)
-    restart_s = property(lambda self: self.case.restart / TICKS)
-    duration_s = property(lambda self: self.case.duration / TICKS)
+    interval_s = property(lambda self: self.options.interval / TICKS)
+    save_s = property(lambda self: self.options.save / TICKS)
+    restart_s = property(lambda self: self.options.restart / TICKS)
+    duration_s = property(lambda self: self.options.duration / TICKS)
 
     @property
     def closed_form(self) -> float | None:
-        """The share by Daly's model; None for a case that it doesn't cover: it knows restarts from
+        """The share by Daly's model; None for options that it doesn't cover: it knows restarts from
         disk, at once, after exponential failures that strike one node each."""
-        case = self.case
-        plain = Failures(case.failures.per_node_day)
-        if (case.failures != plain or not plain.per_node_day or case.answer != "restart"
-                or case.repair or case.copy is not None):
+        options = self.options
+        plain = Failures(options.failures.per_node_day)
+        if (options.failures != plain or not plain.per_node_day or options.answer != "restart"
+                or options.repair or options.copy is not None):
             return None
         return cost.useful_share(self.interval_s, self.save_s, self.restart_s, self.mttf_s)
 
@@ -150,7 +151,7 @@ class Goodput:
 
     def row(self, place: int) -> list[tuple[float, float, str]]:
         """(start, end, kind) of one place, in seconds."""
-        check_whole("place", place, 0, self.case.nodes - 1)
+        check_whole("place", place, 0, self.options.nodes - 1)
         row: list[tuple[float, float, str]] = []
         for start_s, end_s, kind, absent in self.timeline:
             now = "absent" if place in absent else kind
@@ -161,5 +162,5 @@ class Goodput:
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{share:.1%} {kind}" for kind, share in self.shares.items())
-        return (f"Goodput({self.case.nodes:,} nodes, {self.duration_s:,.0f} s: {parts}; "
+        return (f"Goodput({self.options.nodes:,} nodes, {self.duration_s:,.0f} s: {parts}; "
                 f"{self.failures:,} failures, {self.restarts:,} restarts)")

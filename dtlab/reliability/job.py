@@ -34,7 +34,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Case:
+class GoodputOptions:
     """The arguments of `goodput`, times in ticks."""
 
     nodes: int
@@ -52,11 +52,11 @@ class Case:
     seed: int
 
 
-class Job:
+class SimulatedJob:
     """`run` plays the whole duration; then `ticks`, `failures`, `restarts`, `timeline` hold."""
 
-    def __init__(self, case: Case):
-        self.case, self.draws, self.now = case, random.Random(int(case.seed)), 0
+    def __init__(self, options: GoodputOptions):
+        self.options, self.draws, self.now = options, random.Random(int(options.seed)), 0
         self.ticks = dict.fromkeys(KINDS, 0)
         self.failures = self.restarts = 0
         self.timeline: list[Interval] = []
@@ -67,9 +67,10 @@ class Job:
         self.loading, self.saving, self.pause = False, False, 0
         # Place → its node, and when that fails; who else there is.
         self.node_at, self.fails_at = dict[int, int](), dict[int, int]()
-        self.spares, self.empty = deque(range(case.nodes + case.spares)), set(range(case.nodes))
+        self.spares = deque(range(options.nodes + options.spares))
+        self.empty = set(range(options.nodes))
         self.absent: frozenset[int] = frozenset()
-        self.bad, self.strikes = set(range(case.failures.bad)), Counter[int]()
+        self.bad, self.strikes = set(range(options.failures.bad)), Counter[int]()
         # Where copies in memory are: places lost since the last recovery, and empty ones then.
         self.lost, self.left_out, self.from_disk = set[int](), set[int](), False
         self.down: dict[int, int | None] = {}  # group → when it is healed, if that is known
@@ -77,10 +78,10 @@ class Job:
         self.events: list[tuple[int, int, Callable[[int], None], int]] = []
         self._number = itertools.count()
         self._fill(new=False)
-        if case.failures.rack_per_day:
-            for rack in range(math.ceil((case.nodes + case.spares) / case.failures.rack)):
+        if options.failures.rack_per_day:
+            for rack in range(math.ceil((options.nodes + options.spares) / options.failures.rack)):
                 self._plan_switch(rack)
-        for number, (at_s, _) in enumerate(case.failures.at):
+        for number, (at_s, _) in enumerate(options.failures.at):
             self._plan(at_s, self._given_fails, number)
 
     def run(self) -> None:
@@ -89,13 +90,13 @@ class Job:
             at, _, happens, which = heapq.heappop(self.events)
             self._go_on_until(at)
             happens(which)
-        self._go_on_until(self.case.duration)
+        self._go_on_until(self.options.duration)
 
     # ---- events --------------------------------------------------------------------------------
 
     def _plan(self, after_s: float, happens: Callable[[int], None], which: int) -> int:
         """Add an event `after_s` seconds from now, if it comes before the end; when is it?"""
-        if after_s * TICKS >= self.case.duration - self.now:
+        if after_s * TICKS >= self.options.duration - self.now:
             return -1
         at = self.now + round(after_s * TICKS)
         heapq.heappush(self.events, (at, next(self._number), happens, which))
@@ -106,30 +107,30 @@ class Job:
             return
         node = self.node_at[place]
         self.strikes[node] += 1
-        if self.strikes[node] == self.case.failures.exclude_after:
+        if self.strikes[node] == self.options.failures.exclude_after:
             self.bad.discard(node)  # another machine takes its number
         self._lose([place])
 
     def _switch_fails(self, rack: int) -> None:
         self._plan_switch(rack)
-        size = self.case.failures.rack
+        size = self.options.failures.rack
         for node in [spare for spare in self.spares if spare // size == rack]:
             self.spares.remove(node)
             self._repair(node)
         self._lose([place for place, node in self.node_at.items() if node // size == rack])
 
     def _plan_switch(self, rack: int) -> None:
-        switch = Failures(self.case.failures.rack_per_day)
+        switch = Failures(self.options.failures.rack_per_day)
         self._plan(switch.lifetime_s(self.draws, bad=False), self._switch_fails, rack)
 
     def _given_fails(self, number: int) -> None:
-        self._lose(self.node_at.keys() & set(self.case.failures.at[number][1]))
+        self._lose(self.node_at.keys() & set(self.options.failures.at[number][1]))
 
     def _node_returns(self, node: int) -> None:
         """A repaired node takes an empty place, or is a spare."""
         self.spares.append(node)
         filled = self._fill()
-        if self.case.answer == "replicas":
+        if self.options.answer == "replicas":
             self._heal()
         elif filled and not self._waiting():
             self._load()
@@ -146,8 +147,8 @@ class Job:
             self._repair(self.node_at.pop(place))
         self.failures += 1
         self.empty.update(places)
-        if self.case.answer == "replicas":
-            self._lose_groups({place // self.case.group for place in places})
+        if self.options.answer == "replicas":
+            self._lose_groups({place // self.options.group for place in places})
             return
         self.lost.update(places)
         self._roll_back()
@@ -158,18 +159,18 @@ class Job:
 
     def _waiting(self) -> bool:
         """Can nobody go on, for want of nodes?"""
-        most = 0 if self.case.answer == "restart" else self.case.nodes - 1
+        most = 0 if self.options.answer == "restart" else self.options.nodes - 1
         return len(self.absent) > most
 
     def _lose_groups(self, groups: set[int]) -> None:
         """The groups leave. The step in which that happens counts for nobody: the others wait for
         its end, and do it again."""
         new = groups - self.down.keys()
-        if new and not self.saving and self.case.copy:
-            self.pause = max(self.pause, -self.since_copy % self.case.copy)
+        if new and not self.saving and self.options.copy:
+            self.pause = max(self.pause, -self.since_copy % self.options.copy)
             self._roll_back()
         self.down.update(dict.fromkeys(groups))
-        if len(self.down) * self.case.group == self.case.nodes:  # nobody holds the state
+        if len(self.down) * self.options.group == self.options.nodes:  # nobody holds the state
             self.from_disk, self.saving, self.pause = True, False, 0
             self._roll_back()
             self.from_disk = False
@@ -178,10 +179,10 @@ class Job:
 
     def _heal(self) -> None:
         """Groups that are whole again take the state from a peer, beside the others' work."""
-        size = self.case.group
+        size = self.options.group
         for group, healed in list(self.down.items()):
             if healed is None and self.empty.isdisjoint(range(group * size, (group + 1) * size)):
-                self.down[group] = self._plan(self.case.restart / TICKS, self._group_is_healed,
+                self.down[group] = self._plan(self.options.restart / TICKS, self._group_is_healed,
                                               group)
         self._note_absent()
 
@@ -195,43 +196,43 @@ class Job:
 
     def _roll_back(self) -> None:
         """Return to the newest state that somebody holds."""
-        if self.case.answer != "replicas":
-            self.from_disk |= self.case.copy is None or self._copy_is_lost()
+        if self.options.answer != "replicas":
+            self.from_disk |= self.options.copy is None or self._copy_is_lost()
         if self.from_disk:
             self.progress, self.since_save = self.saved, 0
-        elif self.case.copy:
-            undone = self.since_copy % self.case.copy
-            self.progress -= undone * (self.case.nodes - len(self.absent))
+        elif self.options.copy:
+            undone = self.since_copy % self.options.copy
+            self.progress -= undone * (self.options.nodes - len(self.absent))
             self.since_save -= undone
         self.since_copy = 0
 
     def _copy_is_lost(self) -> bool:
         """Has a lost node lost the holder of its copy, the next place in use, too?"""
         for place in self.lost - self.left_out:
-            holder = (place + 1) % self.case.nodes
+            holder = (place + 1) % self.options.nodes
             while holder in self.left_out:
-                holder = (holder + 1) % self.case.nodes
+                holder = (holder + 1) % self.options.nodes
             if holder in self.lost:
                 return True
         return False
 
     def _load(self) -> None:
         """Everyone present stops, and loads."""
-        disk = self.from_disk or self.case.copy is None
-        self.pause = self.case.restart if disk else self.case.copy_restart
+        disk = self.from_disk or self.options.copy is None
+        self.pause = self.options.restart if disk else self.options.copy_restart
         self.loading, self.saving = True, False
         self.since_copy = 0  # all have stopped at one state, which they copy first
         self.restarts += 1
 
     def _repair(self, node: int) -> None:
-        if self.case.repair:
-            self._plan(self.case.repair / TICKS, self._node_returns, node)
+        if self.options.repair:
+            self._plan(self.options.repair / TICKS, self._node_returns, node)
         else:
             self.spares.append(node)
 
     def _fill(self, new: bool = True) -> bool:
         """Put spare nodes into empty places; was there one?"""
-        lasts_s = self.case.failures.lifetime_s if new else self.case.failures.residual_s
+        lasts_s = self.options.failures.lifetime_s if new else self.options.failures.residual_s
         places = sorted(self.empty)[: len(self.spares)]
         for place in places:
             self.node_at[place] = node = self.spares.popleft()
@@ -242,15 +243,15 @@ class Job:
         return bool(places)
 
     def _note_absent(self) -> None:
-        size = self.case.group
-        self.absent = frozenset(self.empty) if self.case.answer != "replicas" else frozenset(
+        size = self.options.group
+        self.absent = frozenset(self.empty) if self.options.answer != "replicas" else frozenset(
             place for group in self.down for place in range(group * size, (group + 1) * size))
 
     # ---- between two events --------------------------------------------------------------------
 
     def _go_on_until(self, until: int) -> None:
         while self.now < until:
-            present, rest = self.case.nodes - len(self.absent), until - self.now
+            present, rest = self.options.nodes - len(self.absent), until - self.now
             if self._waiting():
                 self._spend(rest, "blocked")
             elif self.pause or self.loading or self.saving:
@@ -260,9 +261,9 @@ class Job:
                 if not self.pause:
                     self._end_pause()
             else:
-                self._work(min(rest, self.case.interval - self.since_save), present)
-                if self.since_save == self.case.interval:
-                    self.saving, self.pause = True, self.case.save
+                self._work(min(rest, self.options.interval - self.since_save), present)
+                if self.since_save == self.options.interval:
+                    self.saving, self.pause = True, self.options.save
 
     def _end_pause(self) -> None:
         if self.saving:
@@ -287,7 +288,7 @@ class Job:
     def _spend(self, ticks: int, kind: str) -> None:
         if not ticks:
             return
-        self.ticks[kind] += ticks * (self.case.nodes - len(self.absent))
+        self.ticks[kind] += ticks * (self.options.nodes - len(self.absent))
         self.ticks["absent"] += ticks * len(self.absent)
         start_s, self.now = self.now / TICKS, self.now + ticks
         if len(self.timeline) < MOST_INTERVALS:

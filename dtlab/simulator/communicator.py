@@ -31,7 +31,7 @@ from dtlab.simulator.messages import (
     ReceiveQueue,
     generation,
 )
-from dtlab.simulator.streams import Stream
+from dtlab.simulator.streams import SimStream
 from dtlab.simulator.waiting import Agreement
 from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
@@ -47,7 +47,7 @@ class SimComm(Comm):
         self._to = cache(self._channel_to)
         self._from = cache(self._channel_from)
         self._agreements = itertools.count()
-        self._streams: list[Stream] = []  # the stream, once something has begun
+        self._streams: list[SimStream] = []  # the stream, once something has begun
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         line, engine, me = learner_line(sys._getframe(1)), self._engine, self._me
@@ -128,7 +128,7 @@ class SimComm(Comm):
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
         if not self._streams:
             comm = self._new_group(range(self.size), ("stream",))
-            self._streams.append(Stream(self._engine, comm, self._has_ended))
+            self._streams.append(SimStream(self._engine, comm, self._has_ended))
         line = learner_line(sys._getframe(1))
         return self._streams[0].begin(line, self.label, fn, args, options)
 

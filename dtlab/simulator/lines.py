@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dtlab.tracebacks import learner_frame, shown_name
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of the learner's. It is put into words only if it is shown."""
 
     code: CodeType
@@ -21,9 +21,9 @@ class Line(NamedTuple):
         return f"{file}:{self.number} in {self.code.co_name}"
 
 
-def learner_line(frame: FrameType | None) -> Line | None:
+def learner_line(frame: FrameType | None) -> SourceLine | None:
     """The innermost line, from `frame` outwards, that is neither dtlab's nor a thread's start."""
     frame = learner_frame(frame)
     if frame is None or frame.f_code.co_filename == threading.__file__:
         return None
-    return Line(frame.f_code, frame.f_lineno)
+    return SourceLine(frame.f_code, frame.f_lineno)

@@ -22,7 +22,7 @@ import torch
 
 from dtlab.errors import ConfigError
 from dtlab.ranks.overlap import Extent
-from dtlab.simulator.lines import Line
+from dtlab.simulator.lines import SourceLine
 from dtlab.simulator.process_state import ProcessState
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
@@ -82,7 +82,7 @@ class Strand(ABC):
         self.any_of: Sequence[object] = ()  # if `wakes_on` is ANY: the end of any of these wakes it
         self.idle_since_s = 0.0  # since when it has only waited
         self.label = ""  # of the messages for which it waits
-        self.line: Line | None = None  # of a stream: the line that began what it runs
+        self.line: SourceLine | None = None  # of a stream: the line that began what it runs
         self.real = True  # False while it sends meta tensors: nothing is computed
         self._body = body
         self._process = ProcessState()

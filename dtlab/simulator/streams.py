@@ -9,7 +9,7 @@ from typing import Any
 from dtlab.comm import Comm
 from dtlab.errors import RankDied
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.lines import Line
+from dtlab.simulator.lines import SourceLine
 from dtlab.simulator.strands import Crashed, Stopped, Strand
 from dtlab.simulator.works import SimWork
 
@@ -19,7 +19,7 @@ class SimBegunWork(SimWork):
 
     __slots__ = ("_name", "_number", "_waiting", "call", "done", "error", "line", "value")
 
-    def __init__(self, engine: Engine, rank: int, line: Line | None, number: int, name: str,
+    def __init__(self, engine: Engine, rank: int, line: SourceLine | None, number: int, name: str,
                  call: Callable[[], Any]):
         super().__init__(engine, rank, line)
         self.line, self._number, self._name, self.call = line, number, name, call
@@ -62,7 +62,7 @@ class SimBegunWork(SimWork):
         return f"begin({self._name}, …)"
 
 
-class Stream:
+class SimStream:
     """Runs what is begun on one communicator, in that order, on a strand of its own."""
 
     def __init__(self, engine: Engine, comm: Comm, has_ended: Callable[[], bool]):
@@ -71,8 +71,8 @@ class Stream:
         self._begun: deque[SimBegunWork] = deque()
         self._strand = engine.add_stream(self._run)
 
-    def begin(self, line: Line | None, label: str, fn: Callable[..., Any], args: tuple[Any, ...],
-              options: dict[str, Any]) -> SimBegunWork:
+    def begin(self, line: SourceLine | None, label: str, fn: Callable[..., Any],
+              args: tuple[Any, ...], options: dict[str, Any]) -> SimBegunWork:
         """Run `fn(stream, *args, **options)` after what was begun before."""
         comm = self.comm.labelled(label) if label else self.comm
         name = getattr(fn, "__name__", type(fn).__name__)

@@ -11,7 +11,7 @@ from dtlab.errors import RankDied, UnwaitedWork
 from dtlab.ranks.matching import Header
 from dtlab.simulator.deaths import connection_broken
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.lines import Line
+from dtlab.simulator.lines import SourceLine
 from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
 from dtlab.simulator.strands import Strand
 
@@ -22,7 +22,7 @@ class SimWork(Work):
     __slots__ = ("_engine", "rank")
     error: BaseException | None = None  # what it raised, if it is a function
 
-    def __init__(self, engine: Engine, rank: int, line: Line | None):
+    def __init__(self, engine: Engine, rank: int, line: SourceLine | None):
         self._engine, self.rank = engine, rank
         engine.unwaited[self] = line
 
@@ -50,7 +50,7 @@ class MessageWork(SimWork):
 
     __slots__ = ("_strand", "message")
 
-    def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage):
+    def __init__(self, engine: Engine, rank: int, line: SourceLine | None, message: PendingMessage):
         super().__init__(engine, rank, line)
         self.message, self._strand = message, engine.running
 
@@ -86,7 +86,7 @@ class Sending(MessageWork):
 
     __slots__ = ("_dst",)
 
-    def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage,
+    def __init__(self, engine: Engine, rank: int, line: SourceLine | None, message: PendingMessage,
                  dst: int):
         super().__init__(engine, rank, line, message)
         self._dst = dst
@@ -111,7 +111,7 @@ class Receiving(MessageWork):
 
     __slots__ = ("_anyone", "_queue")
 
-    def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage,
+    def __init__(self, engine: Engine, rank: int, line: SourceLine | None, message: PendingMessage,
                  anyone: Header | None):
         super().__init__(engine, rank, line, message)
         self._anyone = anyone
@@ -141,7 +141,7 @@ class Receiving(MessageWork):
         return text if size < 0 else f"{text} of {size:,} bytes"
 
 
-def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
+def failure(unwaited: Mapping[Any, SourceLine | None], crashed: Collection[int],
             errors_only: bool = False) -> tuple[int, BaseException] | None:
     """Return (rank, error) for the works that were not waited for. The errors of begun functions
     come first. Works of crashed ranks don't count; once a death was noticed, none does, as it may

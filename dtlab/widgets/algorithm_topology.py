@@ -11,7 +11,7 @@ from dtlab.plots import Picture, contest_on
 from dtlab.topology import Topology
 from dtlab.units import bytes_text
 from dtlab.widgets.explorer import Explorer, choice, dropdown
-from dtlab.wires import Entry, contest, examples
+from dtlab.wires import ContestEntry, contest, examples
 
 Choice = tuple[str, int, str]  # cluster, bytes, algorithm
 
@@ -25,9 +25,9 @@ class AlgorithmTopologyExplorer(Explorer):
     """
 
     def __init__(self, clusters: Mapping[str, Topology] | None = None,
-                 entries: Sequence[Entry] | None = None):
+                 entries: Sequence[ContestEntry] | None = None):
         self.clusters = dict(examples() if clusters is None else clusters)
-        self._entries: defaultdict[tuple[str, int], list[Entry]] = defaultdict(list)
+        self._entries: defaultdict[tuple[str, int], list[ContestEntry]] = defaultdict(list)
         for entry in contest(self.clusters) if entries is None else entries:
             self._entries[entry.cluster, entry.nbytes].append(entry)
         sizes = sorted({nbytes for _, nbytes in self._entries})

@@ -13,7 +13,7 @@ from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, run, simulate
 from dtlab.collectives import all_reduce, broadcast, reduce
 from dtlab.comm import Send
 from dtlab.processes import match_check
-from dtlab.processes.match_check import NO_HEADER, Channel, ContextCheck, decoded, encoded
+from dtlab.processes.match_check import NO_HEADER, CheckedChannel, ContextCheck, decoded, encoded
 from dtlab.processes.shared_status import CONTEXTS, SharedStatus
 from dtlab.ranks.matching import Header
 from dtlab.ranks.serialization import memory_file
@@ -116,11 +116,11 @@ def test_a_header_survives_its_text_and_a_long_one_is_left_out() -> None:
     assert encoded(header._replace(shape=tuple(range(100)))) == NO_HEADER
 
 
-def sides(context: int = 7) -> tuple[SharedStatus, Channel, Channel]:
+def sides(context: int = 7) -> tuple[SharedStatus, CheckedChannel, CheckedChannel]:
     """The shared status of two ranks, and both sides of the channel from rank 0 to rank 1."""
     status = SharedStatus(memory_file("test"), 2)
     checks = [ContextCheck(status, rank, context, 0) for rank in (0, 1)]
-    return status, *(Channel(checks[rank], 0, 1, receiving=rank == 1) for rank in (0, 1))
+    return status, *(CheckedChannel(checks[rank], 0, 1, receiving=rank == 1) for rank in (0, 1))
 
 
 def of_length(n: int) -> match_check.EncodedHeader:
@@ -141,7 +141,7 @@ def test_of_more_contexts_than_there_is_room_for_nothing_is_claimed() -> None:
     status = SharedStatus(memory_file("test"), 2)
     for index in range(CONTEXTS + 1):
         check = ContextCheck(status, 0, 100 + index, index)
-    Channel(check, 0, 1, receiving=False).announce(of_length(3))
+    CheckedChannel(check, 0, 1, receiving=False).announce(of_length(3))
     assert status.posted(0, 1, False, 100) == 0
     assert status.posted(0, 1, False, 100 + CONTEXTS) is None
 

@@ -23,7 +23,7 @@ TURN_S = 1e-12  # in which a reduction that begins sends its first chunk
 LAYER_S = 1e-4  # of a layer's backward, times its factor
 
 
-class Layer:
+class TimedLayer:
     """A layer for the learner's function: `backward()` computes the gradient, once, and takes time;
     the layer after must have computed its own before."""
 
@@ -62,7 +62,7 @@ def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
 def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[..., Any], count: int
                ) -> list[Any]:
     """In the sandbox, return the layers' gradients after the learner's function has run."""
-    layers = [Layer(compute, number) for number in range(-count, 0)]
+    layers = [TimedLayer(compute, number) for number in range(-count, 0)]
     backward(_begins_at_once(comm, compute), layers)
     return [layer.grad for layer in layers]
 

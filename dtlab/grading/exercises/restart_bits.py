@@ -28,11 +28,11 @@ SHAPES = [(HIDDEN, 6), (HIDDEN,), (3, HIDDEN), (3,)]  # of the weights
 Plan = Sequence[int]  # process i of a plan is killed as it begins its own step `plan[i]`, from 0
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """Ends a process that is killed."""
 
 
-class Disk(UserDict[str, Any]):
+class PickledDisk(UserDict[str, Any]):
     """A dictionary of pickled copies, which the next process gets."""
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -44,7 +44,7 @@ class Disk(UserDict[str, Any]):
         return torch.load(io.BytesIO(self.data[name]), weights_only=False)
 
 
-class Part(SimpleNamespace):
+class Stateful(SimpleNamespace):
     """Stands for an optimizer or a scheduler: a state to save and to restore."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,13 +54,14 @@ class Part(SimpleNamespace):
         vars(self).update(state)
 
 
-class Job:
+class TrainingScript:
     """The state with which a training script starts. Only the referee has samples, so it takes each
     step: it gets disk, indices, mask, rate, weights and velocities, and returns new weights and
     velocities, or None if the process is killed."""
 
-    def __init__(self, ask: Callable[..., Any], plan: int, disk: Disk, weights: Sequence[Tensor],
-                 samples: int, batch: int, steps: int, every: int, seed: int):
+    def __init__(self, ask: Callable[..., Any], plan: int, disk: PickledDisk,
+                 weights: Sequence[Tensor], samples: int, batch: int, steps: int, every: int,
+                 seed: int):
         self.samples, self.batch, self.steps, self.every = samples, batch, steps, every
         self.seed, self._ask, self._plan, self._disk = seed, ask, plan, disk
         torch.manual_seed(seed)
@@ -68,8 +69,8 @@ class Job:
         self.model = nn.Sequential(nn.Linear(6, HIDDEN, dtype=F64), nn.Tanh(), self._dropout,
                                    nn.Linear(HIDDEN, 3, dtype=F64))
         self._set(weights)
-        self.optimizer = Part(rate=0.2, velocities=[torch.zeros_like(w) for w in weights])
-        self.scheduler = Part(steps=0)
+        self.optimizer = Stateful(rate=0.2, velocities=[torch.zeros_like(w) for w in weights])
+        self.scheduler = Stateful(steps=0)
 
     def step(self, indices: Any) -> None:
         """Train on these samples: forward, backward, the optimizer's step, and the scheduler's:
@@ -79,7 +80,7 @@ class Job:
         new = self._ask(self._plan, self._disk.data, chosen, mask, optimizer.rate, self.weights(),
                         optimizer.velocities)
         if new is None:
-            raise Killed
+            raise ProcessKilled
         self._set(new[0])
         optimizer.velocities = new[1]
         self.scheduler.steps += 1
@@ -100,10 +101,10 @@ def run_processes(function: Callable[..., Any], ask: Callable[..., Any], plans: 
     end of each."""
     found = []
     for plan in plans:
-        disk = Disk()
+        disk = PickledDisk()
         disk.data, weights = ask(plan)
-        own_job = Job(ask, plan, disk, weights, *job)
-        with suppress(Killed):
+        own_job = TrainingScript(ask, plan, disk, weights, *job)
+        with suppress(ProcessKilled):
             function(own_job, disk)
         ask(plan, disk.data)
         found.append(own_job.weights())
@@ -163,7 +164,7 @@ def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
     return [w.detach() - rate * v for w, v in zip(new, moved, strict=True)], moved
 
 
-def _without_kills(job: Job, _disk: Disk) -> None:
+def _without_kills(job: TrainingScript, _disk: PickledDisk) -> None:
     for step in range(job.steps):
         epoch, place = divmod(step, -(-job.samples // job.batch))
         random = torch.Generator().manual_seed(job.seed + epoch)

@@ -17,7 +17,7 @@ NEVER = 10**6  # more messages than any rank sends
 SPARE = 3  # rounds that are allowed besides `deaths`; one of them is needed
 
 
-class Killed(BaseException):
+class RankKilled(BaseException):
     """Ends a rank that is killed."""
 
 
@@ -45,7 +45,7 @@ def run_rank(function: Callable[..., Any], comm: Comm, alive: Callable[[], bool]
             if isinstance(op, Send) and not alive():
                 for work in works:
                     work.cancel()
-                raise Killed
+                raise RankKilled
             works.extend(post_one(op))
         return works[first:]
 
@@ -54,7 +54,7 @@ def run_rank(function: Callable[..., Any], comm: Comm, alive: Callable[[], bool]
         pass
     try:
         return [function(comm, deaths, LIMIT_S)] if begins else None
-    except Killed:
+    except RankKilled:
         return None
 
 

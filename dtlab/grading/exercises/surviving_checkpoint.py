@@ -105,7 +105,7 @@ def run_processes(function: Callable[..., Any], ask: Callable[..., Any], plans: 
     return len(plans)
 
 
-class Plan(NamedTuple):
+class KillPlan(NamedTuple):
     """A plan for processes that use one disk in turn: one for each kill, one that saves and ends,
     and a last one that only loads. damage: the index of the file that is damaged before the last
     process begins, if there are as many files: all of its bytes, or one bit."""
@@ -120,7 +120,7 @@ class Process:
     """The referee's record of process number `rank` of a plan, and its disk. The process is killed
     once its log has more operations than `operations_left`: the referee drops the rest."""
 
-    def __init__(self, plan: Plan, key: object, rank: int):
+    def __init__(self, plan: KillPlan, key: object, rank: int):
         self._plan, self._key, self._rank = plan, key, rank
         self.last = rank == len(plan.kills) + 1
         self.operations_left, self._unsynced = (
@@ -201,7 +201,7 @@ class DiskOracle:
     """The referee's side of a rank's processes. It alone knows what they save, and when each is
     killed. notes: process number `rank` of each plan."""
 
-    def __init__(self, plans: Sequence[Plan], key: object, rank: int):
+    def __init__(self, plans: Sequence[KillPlan], key: object, rank: int):
         self.notes = [Process(plan, (key, number), rank) for number, plan in enumerate(plans)]
 
     def __call__(self, comm: Comm, plan: int, *report: Any) -> Any:
@@ -234,7 +234,7 @@ def _few_files(case: Case, outcome: Outcome) -> Verdict:
     return Verdict(most <= MOST_FILES, f"{most} files", f"≤ {MOST_FILES} files", evidence=most)
 
 
-def _case(seed: int, tried: str, plans: Sequence[Plan], moves: bool = False) -> Case:
+def _case(seed: int, tried: str, plans: Sequence[KillPlan], moves: bool = False) -> Case:
     order = generator(seed, tried).permutation(len(plans)) if seed else range(len(plans))
     plans = [plans[n] for n in order]  # so that a process can't tell its plan by the number
     args = [([number for number, plan in enumerate(plans) if rank < len(plan.kills) + 2], moves)
@@ -246,21 +246,21 @@ def _case(seed: int, tried: str, plans: Sequence[Plan], moves: bool = False) -> 
 def _build(seed: int) -> list[Check]:
     case = partial(_case, seed)
     cuts = {unsynced: case(f"3 saves, what is unsynced {unsynced}",
-                         [Plan([(point, unsynced)]) for point in range(POINTS + 1)])
+                         [KillPlan([(point, unsynced)]) for point in range(POINTS + 1)])
             for unsynced in SURVIVES}
     odd, more = varied(seed, 2, "cuts"), varied(seed, 5, "saves")
     twice = [case(f"a second cut, after one at {', '.join(map(str, firsts))}",
-                  [Plan([(first, "torn"), (second, "lost")], 2)
+                  [KillPlan([(first, "torn"), (second, "lost")], 2)
                    for first in [*firsts, POINTS] for second in [*range(12), POINTS]])
              for firsts in (range(odd, 6, 2), range(6 + odd, 12, 2), range(12 + odd, 18, 2))]
     damaged = [case(f"3 saves, then damage to {what} of a file",
-                    [Plan(damage=damage, all_bytes=all_bytes) for damage in range(MOST_FILES)])
+                    [KillPlan(damage=damage, all_bytes=all_bytes) for damage in range(MOST_FILES)])
                for what, all_bytes in (("one bit", False), ("all bytes", True))]
     return [
         Check("no kill", 1, "1, 2 and more saves",
-              [case(f"{n} saves", [Plan((), n)]) for n in (1, 2, 5 + more)], _judge),
+              [case(f"{n} saves", [KillPlan((), n)]) for n in (1, 2, 5 + more)], _judge),
         Check("beside training", 1, "weights that change while a save is under way",
-              [case(f"{n} saves, beside training", [Plan((), n)], moves=True)
+              [case(f"{n} saves, beside training", [KillPlan((), n)], moves=True)
                for n in (1, 3 + more)], _judge, requires=always),
         Check("killed", 2, "at every operation", [cuts["whole"]], _judge,
               requires=always),
@@ -268,7 +268,7 @@ def _build(seed: int) -> list[Check]:
               [cuts["torn"], cuts["lost"], *twice], _judge,
               requires=always),
         Check("damage", 1, "to each of the files", damaged, _judge, requires=always),
-        Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _few_files,
+        Check("room", 1, "12 saves", [case("12 saves", [KillPlan((), 12)])], _few_files,
               requires=_judge),
     ]
 

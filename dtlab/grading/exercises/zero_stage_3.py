@@ -31,7 +31,7 @@ WIDE = 512  # columns of layers that are large against a process itself
 SLACK = 1.02  # of bytes: counts and other small messages
 
 
-class Layer:
+class TanhLayer:
     """y = tanh(x @ W) with a (width, width) matrix W, held elsewhere as a flat vector."""
 
     def __init__(self, width: int, used: list[Any]):
@@ -65,7 +65,7 @@ def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[T
     """In the sandbox, return what `step` returns; (whether that has views of larger vectors, how
     many weights of other layers were alive while one computed); and `shards` afterwards."""
     used: list[Any] = [0]
-    found = step(comm, [Layer(width, used) for width in widths], shards, x)
+    found = step(comm, [TanhLayer(width, used) for width in widths], shards, x)
     tensors = [g for g in tree_leaves(found) if isinstance(g, Tensor)]
     views = any(g.untyped_storage().nbytes() > g.nbytes for g in tensors)
     return found, (views, used[0]), shards
@@ -77,7 +77,7 @@ def _cut(w: Tensor, ranks: int) -> list[Tensor]:
     return [part.clone() for part in padded.chunk(ranks)]
 
 
-def gradients(layers: list[Layer], weights: list[Tensor], x: Tensor) -> list[Tensor]:
+def gradients(layers: list[TanhLayer], weights: list[Tensor], x: Tensor) -> list[Tensor]:
     """Return the gradients of whole weights, by autograd on one rank."""
     leaves = [w.clone().requires_grad_() for w in weights]
     for layer, w in zip(layers, leaves, strict=True):
@@ -100,7 +100,7 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, *widths: int, samples: int = 2, **options: Any) -> Case:
-        layers = [Layer(width, [0]) for width in widths]
+        layers = [TanhLayer(width, [0]) for width in widths]
         drawn = [normals((seed, ranks, widths, rank), (samples, widths[0]),
                          *(-(-la.numel // ranks) for la in layers)) for rank in range(ranks)]
         xs, *parts = zip(*drawn, strict=True)
