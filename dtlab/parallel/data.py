@@ -26,7 +26,7 @@ from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
-from dtlab.parallel.synchronized import Region, SynchronizedModule
+from dtlab.parallel.synchronized import SteppedPart, SynchronizedModule
 
 STRATEGIES = ("parameter", "flat", "bucket", "overlap")
 
@@ -134,8 +134,9 @@ class DataParallel(SynchronizedModule):
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         p.grad = torch.zeros_like(p)
 
-    def regions(self) -> list[Region]:
-        return [Region(name, p.shape, p, [(0, 0, p.numel())]) for p, name in self.names.items()]
+    def stepped_parts(self) -> list[SteppedPart]:
+        return [SteppedPart(name, p.shape, p, [(0, 0, p.numel())])
+                for p, name in self.names.items() if p.numel()]
 
     def begin_reduction(self) -> None:
         self._launched = []

@@ -33,10 +33,10 @@ from dtlab.parallel.large_batch import Layerwise, whole_norms
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.model_check import check_same_batch
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
-from dtlab.parallel.pipeline.mean import counted
-from dtlab.parallel.sharded import Part, whole_names
+from dtlab.parallel.pipeline.batch import counted
+from dtlab.parallel.sharded import ShardMetadata, whole_names
 from dtlab.parallel.sharded_optimizer import check_elementwise, grouped
-from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule
+from dtlab.parallel.synchronized import DistributedModule, SteppedPart, SynchronizedModule
 from dtlab.parallel.tensor import draw_shared_seeds, shard, vocab_cross_entropy
 from dtlab.parallel.zero import zero
 
@@ -130,7 +130,7 @@ class Hybrid(DistributedModule):
     sharded = True
 
     def __init__(self, mesh: Mesh, model: SynchronizedModule, pipeline: Pipeline, at_once: bool,
-                 parts: dict[nn.Parameter, tuple[str, Part | None, bool]], dropout: float):
+                 parts: dict[nn.Parameter, tuple[str, ShardMetadata | None, bool]], dropout: float):
         super().__init__()
         self.comm, self.module, self.pipeline, self.at_once = mesh.comm, model, pipeline, at_once
         self.trained = model.trained
@@ -182,13 +182,13 @@ class Hybrid(DistributedModule):
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         self.module.set_zero_gradient(p)
 
-    def regions(self) -> list[Region]:
+    def stepped_parts(self) -> list[SteppedPart]:
         found = []
-        for name, shape, held, runs, _ in self.module.regions():
+        for name, shape, held, runs, _ in self.module.stepped_parts():
             whole, part, original = self.parts[name]
             if part is not None:
                 shape, runs = part.shape, [piece for run in runs for piece in part.runs(*run)]
-            found.append(Region(whole, shape, held, runs, original))
+            found.append(SteppedPart(whole, shape, held, runs, original))
         return found
 
     def share_parameters(self) -> None:

@@ -139,19 +139,19 @@ def whole_norms(model: DistributedModule,
 
     held: parameters of the model that may be parts of a layer, of which `model.comm` hasn't all.
     """
-    regions = {region.tensor: region for region in model.regions()}
-    for p, region in regions.items():
-        p.whole_shape = region.shape  # type: ignore[attr-defined]
-    everyone = model.comm._all_gather_objects({region.name for region in regions.values()})
+    parts = {part.tensor: part for part in model.stepped_parts()}
+    for p, part in parts.items():
+        p.whole_shape = part.shape  # type: ignore[attr-defined]
+    everyone = model.comm._all_gather_objects({part.name for part in parts.values()})
     index = {name: row for row, name in enumerate(sorted(set().union(*everyone)))}
     names = [name for name in index if name in held]
     cut = [index[name] for name in names]
 
     def add_up(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
-        rows = [index[regions[p].name] for p in parameters]
+        rows = [index[parts[p].name] for p in parameters]
         total = torch.zeros(len(index), 2, dtype=torch.float64, device="cpu")
         for p, row, mine in zip(parameters, rows, squares, strict=True):
-            total[row] += mine * regions[p].original
+            total[row] += mine * parts[p].original
         all_reduce(model.comm, total)
         total[cut] = add_up_parts([held[name] for name in names], total[cut])
         return total[rows]

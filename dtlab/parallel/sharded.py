@@ -19,7 +19,7 @@ Cut = Sequence[range]  # which rows, or columns, of a whole tensor
 holders = WeakIdKeyDictionary()  # parameter → (its module, name of the whole, is it the original?)
 
 
-class Part(NamedTuple):
+class ShardMetadata(NamedTuple):
     """A parameter is the `cut` of the tensor called `whole`, of this `shape`, along `dim`; of
     several ranks' copies, one is the `original`. letter: its type along the ranks."""
 
@@ -58,7 +58,7 @@ class Sharded(nn.Module):
         super().__init__()
         check_comm(comm, f"{type(self).__name__}(comm, …)")
         self.comm = comm
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, ShardMetadata] = {}
 
     def keep(self, name: str, whole_name: str, whole: Tensor | None, dim: int, cut: Cut,
              original: bool = True, letter: str = VARYING) -> None:
@@ -68,7 +68,7 @@ class Sharded(nn.Module):
             return
         pieces = [whole.detach().narrow(dim, rows.start, len(rows)) for rows in cut]
         parameter = nn.Parameter(torch.cat(pieces, dim), requires_grad=whole.requires_grad)
-        self.parts[name] = Part(whole_name, whole.shape, dim, cut, original, letter)
+        self.parts[name] = ShardMetadata(whole_name, whole.shape, dim, cut, original, letter)
         self.register_parameter(name, parameter)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -93,7 +93,7 @@ class Sharded(nn.Module):
                 holders[parameter] = self, part.whole, part.original
 
 
-def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | None]]:
+def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, ShardMetadata | None]]:
     """Each parameter, its name on one device, and which part of it this is (None: all)."""
     for prefix, child in module.named_modules():
         for name, p in child.named_parameters(recurse=False):

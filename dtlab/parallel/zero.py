@@ -35,7 +35,7 @@ from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_not_compiled, check_own_memory
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.sharded_parameter import set_local_gradient
-from dtlab.parallel.synchronized import Region, SynchronizedModule
+from dtlab.parallel.synchronized import SteppedPart, SynchronizedModule
 from dtlab.parallel.unit import Unit, saved_as_views, torch_func_differentiates
 
 
@@ -116,10 +116,10 @@ class Stage1(SynchronizedModule):
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         self._unit_of[p].set_zero_gradient(p)
 
-    def regions(self) -> list[Region]:
+    def stepped_parts(self) -> list[SteppedPart]:
         for unit in self.units:
             unit.take_writes()
-        return [Region(unit.names[p], p.shape, master, [(start, 0, count)])
+        return [SteppedPart(unit.names[p], p.shape, master, [(start, 0, count)])
                 for unit in self.units
                 for (p, start, _, count), master in zip(unit.pieces, unit.masters, strict=True)]
 

@@ -103,10 +103,8 @@ class PlannedStep:
     def _neighbour(self, action: Action, step: int) -> int | None:
         """The rank of the stage before `action`'s on its way (−1), or after it (1), if there is
         one, and on another rank."""
-        stage = action.stage + (step if action.kind == "F" else -step)
-        if action.kind == "W" or not 0 <= stage <= self.last or self.rank_of[stage] == self.rank:
-            return None
-        return self.rank_of[stage]
+        stage = action.neighbour(step, self.last + 1)
+        return None if stage is None or self.rank_of[stage] == self.rank else self.rank_of[stage]
 
     def _compute(self, action: Action) -> None:
         kind, work, back = action.kind, self.work, action.kind != "F"
