@@ -21,9 +21,9 @@ from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel import random_numbers
 from dtlab.parallel.checkpoint_contents import (
     Optimizer,
-    check_model,
+    check_contents,
     check_optimizer,
-    check_state,
+    check_optimizer_state,
     contents_of,
     fill,
     names_by_group,
@@ -126,10 +126,10 @@ def restore(model: DistributedModule, optimizer: Optimizer | None,
     needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
     with files.on_all_ranks(comm, call, None):
         saved = read_all()
-        check_model(model, saved, needed)
+        check_contents(model, saved, needed)
         check_optimizer(model, optimizer)
         if optimizer is not None:
-            check_state(model, optimizer, groups, saved)
+            check_optimizer_state(model, optimizer, groups, saved)
     fill(model, optimizer, groups, saved)
     extras, as_before = saved["extras"], len(saved["extras"]) == comm.size
     if as_before:
@@ -208,5 +208,5 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
              "shapes": {name: tuple(x.shape) if name in tensors else None
                         for name, x in found.items()}}
     with files.on_all_ranks(model.comm, "load_full_state_dict", None):
-        check_model(model, saved, needed)
+        check_contents(model, saved, needed)
     fill(model, None, [], saved)

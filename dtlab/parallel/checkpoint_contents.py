@@ -136,7 +136,7 @@ def _check_value(kind: str, value: Any, part: SteppedPart) -> None:
                           f"{part.name!r}, of which a rank has a part; use DataParallel for it")
 
 
-def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
+def check_contents(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
     """Raise `ConfigError` unless the checkpoint is complete, and of such a model."""
     shapes = saved["shapes"]
     if any(p.is_meta for p in model.parameters()):
@@ -168,8 +168,8 @@ def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str
                               f"{math.prod(shapes[name])} elements")
 
 
-def check_state(model: DistributedModule, optimizer: Optimizer, groups: list[list[str]],
-                saved: dict[str, Any]) -> None:
+def check_optimizer_state(model: DistributedModule, optimizer: Optimizer,
+                          groups: list[list[str]], saved: dict[str, Any]) -> None:
     """Raise `ConfigError` unless the checkpoint is of such an optimizer, and equal for parameters
     that have their options or their state in common now."""
     before, now = saved["optimizer"] or "no optimizer", type(optimizer).__name__

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -161,7 +162,8 @@ class Hybrid(DistributedModule):
                                  if x is not None)
         total = counted(targets) / self.dp.size  # the dp ranks' gradients are averaged
         with nullcontext() if self.at_once else self.module.no_sync():
-            loss = self.pipeline.step(inputs, labels, self._loss, *more, total=total)
+            loss = self.pipeline.step(inputs, labels, partial(vocab_cross_entropy, self.tp), *more,
+                                      total=total)
         if not self.at_once and torch.is_grad_enabled():
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")
@@ -169,9 +171,6 @@ class Hybrid(DistributedModule):
     def forward(self, *_: Any) -> None:
         raise ConfigError("a Hybrid runs in backward(tokens, targets), which only evaluates within "
                           "torch.no_grad(); for outputs, load full_state_dict(model) into a GPT")
-
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return vocab_cross_entropy(self.tp, logits, targets)
 
     def is_original(self, name: str) -> bool:
         return self.parts[name][2]

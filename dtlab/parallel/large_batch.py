@@ -121,9 +121,9 @@ def add_up_parts(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
     rows: dict[Any, list[int]] = defaultdict(list)  # of each whole, of which a rank may have parts
     for row, p in enumerate(parameters):
         if p in holders:
-            module, whole, original = holders[p]
-            rows[module.comm, module, whole].append(row)
-            squares[row] *= original
+            module, part = holders[p]
+            rows[module.comm, module, part.whole].append(row)
+            squares[row] *= part.original
     for comm in dict.fromkeys(comm for comm, *_ in rows):
         mine = [each for key, each in rows.items() if key[0] is comm]
         total = all_reduce(comm, torch.stack([squares[each].sum(0) for each in mine]))
@@ -172,9 +172,7 @@ def growing_batch(step: int, batch: int, milestones: Sequence[int], factor: int)
         check_whole(f"growing_batch: {name}", value, least)
     if not isinstance(milestones, Sequence):
         raise ConfigError(f"milestones is a list of steps, not {short(milestones)}")
-    passed = sum(step >= milestone for milestone in milestones)
-    grown: int = batch * factor**passed
-    return grown
+    return int(batch * factor ** sum(step >= milestone for milestone in milestones))
 
 
 def _check(**numbers: float) -> None:

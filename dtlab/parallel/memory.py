@@ -71,15 +71,14 @@ class MemoryMeter(TorchDispatchMode):
             if p.grad is not None:
                 self._track(p.grad, "gradients")
             if p.requires_grad:
-                hook = p.register_post_accumulate_grad_hook(self._gradient_hook)
-                self._hooks.callback(hook.remove)
+                self._hooks.enter_context(
+                    p.register_post_accumulate_grad_hook(self._gradient_hook))
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:  # of ZeRO: shards
                 for p in group["params"]:
                     self._track(p, "optimizer state")
             self._mark_state(self.optimizer)
-            hook = self.optimizer.register_step_post_hook(self._mark_state)
-            self._hooks.callback(hook.remove)
+            self._hooks.enter_context(self.optimizer.register_step_post_hook(self._mark_state))
         if isinstance(self.module, SynchronizedModule):
             for tensor in self.module.held():
                 self._track(tensor, "buffers")

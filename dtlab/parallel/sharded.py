@@ -16,7 +16,7 @@ from dtlab.comm import Comm
 from dtlab.parallel.types import VARYING, declare
 
 Cut = Sequence[range]  # which rows, or columns, of a whole tensor
-holders = WeakIdKeyDictionary()  # parameter → (its module, name of the whole, is it the original?)
+holders = WeakIdKeyDictionary()  # parameter → (its module, which part of what it is)
 
 
 class ShardMetadata(NamedTuple):
@@ -90,7 +90,7 @@ class Sharded(nn.Module):
             if name in self.parts:
                 part = self.parts[name]
                 declare(parameter, self.comm, part.letter)
-                holders[parameter] = self, part.whole, part.original
+                holders[parameter] = self, part
 
 
 def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, ShardMetadata | None]]:
@@ -104,8 +104,8 @@ def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, ShardMet
 def parts_of(module: nn.Module) -> dict[str, tuple[Comm, bool]]:
     """The parameters that are parts, by name: over which ranks the whole is cut, and is this the
     original?"""
-    return {name: (holders[p][0].comm, holders[p][2])
-            for name, p in module.named_parameters() if p in holders}
+    held = ((name, *holders[p]) for name, p in module.named_parameters() if p in holders)
+    return {name: (holder.comm, part.original) for name, holder, part in held}
 
 
 def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | None] = lambda p: p

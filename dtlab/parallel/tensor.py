@@ -25,6 +25,7 @@ from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
 from dtlab.models.gpt import Attention, draw_seeds
 from dtlab.parallel.conversions import copy_to, gather_from, reduce_from, reduce_scatter_to
+from dtlab.parallel.model_check import check_same
 from dtlab.parallel.sequence import cut_positions, gather_linear
 from dtlab.parallel.sharded import Sharded, share
 from dtlab.parallel.types import INVARIANT, VARYING
@@ -77,9 +78,7 @@ class RowLinear(Sharded):
 
     def forward(self, x: Tensor) -> Tensor:
         check_input(x, self.weight)
-        partial = linear(x, self.weight)
-        leave = reduce_scatter_to if self.sequence else reduce_from
-        y: Tensor = leave(self.comm, partial)
+        y = leave(self.comm, linear(x, self.weight), self.sequence)
         if self.bias is None:
             return y
         bias = copy_to(self.comm, self.bias) if self.sequence else self.bias
@@ -161,9 +160,7 @@ class VocabEmbedding(Sharded):
         check_vocabulary("token", tokens, self.vocab)
         row, mine = local_index(tokens, self.rows.start, len(self.rows))
         partial = embedding(row, self.weight, self.padding_row)
-        partial = partial.masked_fill(~mine.unsqueeze(-1), 0.0)
-        leave = reduce_scatter_to if self.sequence else reduce_from
-        return leave(self.comm, partial)
+        return leave(self.comm, partial.masked_fill(~mine.unsqueeze(-1), 0.0), self.sequence)
 
 
 def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: str = "mean",
@@ -289,14 +286,10 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
     if isinstance(gpt.tokens, VocabEmbedding):
         raise ConfigError("this GPT was sharded before; shard a new one")
     check_comm(comm, "tensor.shard(gpt, comm)")
-    sums = {name: "without data" if p.is_meta else float(p.detach().double().sum())
+    sums = {name: f"adds up to {'nothing' if p.is_meta else float(p.detach().double().sum())}"
             for name, p in gpt.named_parameters()}
-    everyone = comm._all_gather_objects({"its sizes": str(gpt.config)} | sums)
-    for rank, theirs in enumerate(everyone):
-        for name, value in everyone[0].items():
-            if theirs.get(name) != value:
-                raise ConfigError(f"ranks hold different models: {name!r} on rank {rank} is not "
-                                  f"what it is on rank 0; give GPT the same config and seed")
+    check_same(comm, "ranks hold different models; give GPT the same config and seed",
+               {"config": f"is {gpt.config}"} | sums)
 
 
 def check_input(x: Tensor, weight: Tensor, multiplied: bool = True) -> None:
@@ -337,6 +330,12 @@ def enter(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
     """`x` enters a tensor-parallel region."""
     entered: Tensor = gather_from(comm, x) if sequence else copy_to(comm, x)
     return entered
+
+
+def leave(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
+    """The sum of the ranks' `x` leaves it."""
+    left: Tensor = reduce_scatter_to(comm, x) if sequence else reduce_from(comm, x)
+    return left
 
 
 def enter_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None,

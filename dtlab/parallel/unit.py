@@ -1,4 +1,4 @@
-"""The parameters of one layer as one vector, which ranks can cut evenly.
+"""The parameters of one layer as one vector, which ranks can cut evenly; and which those are.
 
 "Unit" as in FSDP: what is gathered, reduced and freed together. Source: Zhao et al. 2023, "PyTorch
 FSDP: experiences on scaling fully sharded data parallel".
@@ -6,13 +6,15 @@ FSDP: experiences on scaling fully sharded data parallel".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
 
+from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
@@ -25,6 +27,45 @@ from dtlab.parallel.sharded_parameter import (
     set_local_gradient,
 )
 from dtlab.parallel.types import VARYING, declare, known_letters
+
+
+def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> list[nn.Module]:
+    """Return `layers`; if None, the elements of the outermost lists and sequences of modules in
+    `module`."""
+    if layers is not None:
+        layers = list(layers) if isinstance(layers, Iterable) else [layers]
+        for layer in layers:
+            if layer not in module.modules():
+                raise ConfigError(f"layers is a list of modules that belong to the one that zero "
+                                  f"wraps; {short(layer)} doesn't")
+        return with_forward(layers)
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return with_forward(module)
+    return [layer for child in module.children() for layer in layers_of(child)]
+
+
+def with_forward(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Replace modules without a forward, such as lists within lists, by what they hold."""
+    return [layer for m in modules for layer in (
+        with_forward(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward
+        else [m])]
+
+
+def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:
+    """The trained parameters of each layer that have elements, in order, with their names; the
+    first layer, which is the root, has those that belong to none of the others, or not to one
+    alone."""
+    root, *others = layers
+    names = {p: name for name, p in root.named_parameters() if p.requires_grad and p.numel()}
+    uses = Counter(p for _, p in root.named_parameters(remove_duplicate=False))
+    owners = Counter(p for layer in others for p in layer.parameters())
+    owned = []
+    for layer in others:
+        inside = Counter(p for _, p in layer.named_parameters(remove_duplicate=False))
+        owned.append({p: names[p] for p in inside
+                      if p in names and inside[p] == uses[p] and owners[p] == 1})
+    elsewhere = {p for layer in owned for p in layer}
+    return [{p: name for p, name in names.items() if p not in elsewhere}, *owned]
 
 
 class Piece(NamedTuple):
@@ -245,7 +286,7 @@ def _unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
     return x
 
 
-def torch_func_differentiates(allowed: bool) -> bool:
+def in_torch_func(allowed: bool) -> bool:
     """Does one of torch.func's transforms that differentiate run? Raise `ConfigError` if so, unless
     it is `allowed`."""
     runs = any(transform.key() != TransformType.Vmap

@@ -30,13 +30,12 @@ from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import Hook, before_backward_of, in_autograd
-from dtlab.parallel.layers import layers_of, parameters_by_layer
 from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_not_compiled, check_own_memory
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.sharded_parameter import set_local_gradient
 from dtlab.parallel.synchronized import SteppedPart, SynchronizedModule
-from dtlab.parallel.unit import Unit, saved_as_views, torch_func_differentiates
+from dtlab.parallel.unit import Unit, in_torch_func, layers_of, parameters_by_layer, saved_as_views
 
 
 def zero(
@@ -257,7 +256,7 @@ class Stage3(Stage2):
         """Have `unit` gathered and freed whenever `layer` runs."""
 
         def before(*_: Any) -> None:
-            torch_func_differentiates(allowed=unit.whole is not None)
+            in_torch_func(allowed=unit.whole is not None)
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -277,7 +276,7 @@ class Stage3(Stage2):
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Backward gathers again what forward has freed: see `saved_as_views`."""
         check_not_compiled(self.module)
-        if torch_func_differentiates(allowed=self._gathered_depth > 0):  # it takes no such hooks
+        if in_torch_func(allowed=self._gathered_depth > 0):  # it takes no such hooks
             return super().run_module(*args, **options)
         with saved_tensors_hooks(*saved_as_views(self.units, self._use)):
             return super().run_module(*args, **options)

@@ -84,6 +84,11 @@ class Layout(NamedTuple):
         return self.samplers * self.micro_batch * self.micro_batches
 
     @property
+    def reduces_at_once(self) -> bool:
+        """Are gradients reduced as backward computes them, and not once at the end of a step?"""
+        return self.reduce_each or (self.pp == 1 and (self.stage > 1 or self.micro_batches == 1))
+
+    @property
     def starts(self) -> int:
         """The kernels that a layer's backward starts, in those of its forward: once for the inputs'
         gradients, once for the weights', and once to compute it again."""

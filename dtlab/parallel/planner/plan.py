@@ -23,8 +23,7 @@ from dtlab.models.shapes import Shape, check_shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
-from dtlab.parallel.planner.schedules import HALVED
-from dtlab.parallel.planner.schedules import bubble_s as bubble_s_of
+from dtlab.parallel.planner.schedules import HALVED, bubble_s_of
 from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
@@ -85,14 +84,17 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
     if not isinstance(layout, Layout):
         raise ConfigError(f"predict takes a Layout, not {short(layout)}")
     recipe = _check(shape, topology, precision, device, software, masked)
-    _check_mesh(layout.mesh, topology)
+    check_axes(layout.mesh, topology.ranks, topology.name)
+    if unknown := set(layout.mesh) - {*AXES}:
+        raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
+                          f"{', '.join(map(str, unknown))}")
     if wire is not None and not callable(wire):
         raise ConfigError(f"wire is what wires(topology) returns, not {short(wire)}")
     limit = _limit(device, memory_bytes, headroom)
     if why_not := impossible(shape, layout):
         return Plan(layout, why_not=why_not)
     return _predict(layout, device, limit, wire or wires(topology),
-                    work_of(shape, layout, device, recipe, _here(software, topology), masked),
+                    work_of(shape, layout, device, recipe, _on_hosts(software, topology), masked),
                     topology)
 
 
@@ -105,12 +107,13 @@ class Messages(NamedTuple):
 
 
 def messages_of(layout: Layout, work: RankWork, wire: Wires) -> Messages:
-    """Time the messages of one layer, each with nothing beside it."""
+    """Time the messages of one layer, each with nothing beside it. Context parallelism gathers keys
+    and values; backward does so again, and scatters their gradients."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
-    return Messages([n * half_s for n in work.tp_halves], [n * gather_s for n in work.cp_halves],
+    return Messages([n * half_s for n in work.tp_halves], [gather_s, 2 * gather_s],
                     [n * exchange_s for n in work.ep_exchanges])
 
 
@@ -147,7 +150,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
                     average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
-    free_s = _free(layout, wire, sent, (forward_s, backward_s))
+    free_s = _free_s(layout, wire, sent, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
     if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
         gather_s *= 1 + (layout.pp - 1) / (m * layout.chunks)
@@ -174,8 +177,8 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
                 work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
 
 
-def _free(layout: Layout, wire: Wires, messages: Messages, layer_s: tuple[float, float]
-          ) -> Sequence[float]:
+def _free_s(layout: Layout, wire: Wires, messages: Messages, layer_s: tuple[float, float]
+            ) -> Sequence[float]:
     """Return the seconds of a layer's forward and backward in which parameters and gradients can
     travel beside it: not while other messages do on wires of the same α."""
     alpha = wire_of(layout.mesh, ("dp", "ep", "cp"), wire).alpha
@@ -210,9 +213,8 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
     one = work.layer_parameters, work.expert_parameters
     all_of_it = layers * one[0] + work.ends_parameters, layers * one[1]
     parameters_s = half_s(*all_of_it, held) if stage in (1, 2) else 0.0
-    each = (layout.pp == 1 and (m == 1 or stage > 1)) or layout.reduce_each
     layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
-    if not each:
+    if not layout.reduces_at_once:
         gradients_s = reduce_s(*all_of_it)
     elif not layout.overlap:
         gradients_s = m * (layers * layer_s + last_s)
@@ -221,21 +223,21 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
         gradients_s = max(layer_s + last_s, m * (layers * layer_s + last_s) - hidden_s)
     if stage < 3:
         return 0.0, gradients_s, parameters_s
-    layer_s, ends_s = half_s(*one, held), half_s(work.ends_parameters, 0.0, held)
+    gather_s, gather_ends_s = half_s(*one, held), half_s(work.ends_parameters, 0.0, held)
     if layout.gather_once:
-        return layers * layer_s + ends_s, gradients_s, 0.0
+        return layers * gather_s + gather_ends_s, gradients_s, 0.0
     if not layout.overlap:
-        return 2 * m * (layers * layer_s + ends_s), gradients_s, 0.0
+        return 2 * m * (layers * gather_s + gather_ends_s), gradients_s, 0.0
     # A layer's parameters are gathered while the one before of its chunk computes; in backward
     # gradients leave beside them, on the same wire.
-    leave_s = reduce_s(*one) if each else 0.0
+    leave_s = layer_s if layout.reduces_at_once else 0.0
     others = layers - layout.chunks
-    gather_s = m * (2 * (layout.chunks * layer_s + ends_s)
-                    + others * max(0.0, layer_s - forward_s))
-    late_s = m * others * max(0.0, layer_s + leave_s - backward_s)
-    if each:
-        return gather_s, reduce_s(*one) + reduce_s(work.ends_parameters, 0.0) + late_s, 0.0
-    return gather_s + late_s, gradients_s, 0.0
+    exposed_s = m * (2 * (layout.chunks * gather_s + gather_ends_s)
+                     + others * max(0.0, gather_s - forward_s))
+    late_s = m * others * max(0.0, gather_s + leave_s - backward_s)
+    if layout.reduces_at_once:
+        return exposed_s, layer_s + last_s + late_s, 0.0
+    return exposed_s + late_s, gradients_s, 0.0
 
 
 def _limit(device: Device, memory_bytes: float | None, headroom: float) -> float:
@@ -247,7 +249,7 @@ def _limit(device: Device, memory_bytes: float | None, headroom: float) -> float
     return limit * (1 - headroom)
 
 
-def _here(software: Software, topology: Topology) -> Software:
+def _on_hosts(software: Software, topology: Topology) -> Software:
     """Return `software`, which stalls nowhere if there is one host."""
     one = not software.stall_s or len(topology.groups) == 1
     return software._replace(stall_s=0.0) if one else software
@@ -279,17 +281,6 @@ def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: De
     return recipe
 
 
-def _check_mesh(mesh: dict[str, int], topology: Topology) -> None:
-    check_axes(mesh)
-    if unknown := set(mesh) - {*AXES}:
-        raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
-                          f"{', '.join(map(str, unknown))}")
-    if math.prod(mesh.values()) != topology.ranks:
-        raise ConfigError(f"a mesh of {' · '.join(f'{k}={v}' for k, v in mesh.items())} has "
-                          f"{math.prod(mesh.values())} ranks, but {topology.name} has "
-                          f"{topology.ranks}")
-
-
 def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | None = None, *,
          device: Device = A100, precision: str | Recipe = "bf16", software: Software = EAGER,
          headroom: float = HEADROOM, masked: bool = True,
@@ -305,7 +296,7 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     if only is not None and not callable(only):
         raise ConfigError(f"only is a function of a layout, not {short(only)}")
     limit = _limit(device, memory_bytes, headroom)
-    wire, plans, software = wires(topology), [], _here(software, topology)
+    wire, plans, software = wires(topology), [], _on_hosts(software, topology)
     for layout in layouts(shape, topology.ranks, batch, len(topology.groups)):
         if only is not None and not only(layout):
             continue

@@ -74,8 +74,6 @@ class PlannedStep:
         self.rank_of, self.rank = schedule.rank_of, pp.rank
         self.layers = sum(work.stages[stage] for stage in schedule.stages_of(pp.rank))
         self.ends = any(stage in (0, self.last) for stage in schedule.stages_of(pp.rank))
-        self.at_once = layout.reduce_each or (layout.pp == 1 and (
-            layout.stage > 1 or layout.micro_batches == 1))
         self.under_way: list[Work] = []
 
     def run(self) -> None:
@@ -94,7 +92,7 @@ class PlannedStep:
             if (target := self._neighbour(action, 1)) is not None:
                 self.under_way.append(self.way[action.kind].isend(_empty(size), target))
         _wait(self.under_way)
-        if not self.at_once:
+        if not self.layout.reduces_at_once:
             _wait(self._reduce(whole, routed))
         if self.layout.stage in (1, 2):
             self._gather(whole, routed)
@@ -110,7 +108,7 @@ class PlannedStep:
         kind, work, back = action.kind, self.work, action.kind != "F"
         seconds = {"F": work.forward_s, "B": work.backward_s, "W": work.weights_s,
                    "I": work.backward_s - work.weights_s}[kind]
-        reduces = self.at_once and kind in ("B", "W")  # which end the weights' gradients
+        reduces = self.layout.reduces_at_once and kind in "BW"  # these end the gradients of weights
         gathers = self.layout.stage == 3 and not self.layout.gather_once and kind != "W"
         one, layers = (work.layer_parameters, work.expert_parameters), work.stages[action.stage]
         if gathers and action.stage in (0, self.last):

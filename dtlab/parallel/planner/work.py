@@ -57,7 +57,6 @@ class RankWork(NamedTuple):
     tp_bytes: float  # of an activation that tensor-parallel ranks gather or reduce and scatter
     tp_halves: tuple[float, float]  # how often in a layer; an all-reduce is two
     cp_bytes: float  # of keys and values of the whole context
-    cp_halves: tuple[int, int]  # gathered; in backward their gradients are scattered, too
     ep_bytes: float  # that a rank sends to experts, its own among them
     ep_exchanges: tuple[float, float]  # all-to-alls in an average layer
     message_bytes: float  # to the next stage
@@ -314,7 +313,7 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
             8 * tokens * shape.vocab / tp),
         tp_bytes=activation if tp > 1 else 0.0,
         tp_halves=(4.0, 4 + (4 * share if full else 0) + regathered),
-        cp_bytes=tokens * cp * keys * itemsize if cp > 1 else 0.0, cp_halves=(1, 2),
+        cp_bytes=tokens * cp * keys * itemsize if cp > 1 else 0.0,
         ep_bytes=activation * sent / moe / everywhere if layout.ep > 1 else 0.0,
         ep_exchanges=(2 * moe, (2 + (2 * share if full else 0)) * moe),
         message_bytes=activation / everywhere, layer_parameters=held.layer,
