@@ -196,8 +196,7 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
     """
     check_distributed(model, "load_full_state_dict")
     if not isinstance(state, Mapping):
-        raise ConfigError(f"load_full_state_dict takes a dictionary, tensors by name, not "
-                          f"{short(state)}")
+        raise ConfigError(f"load_full_state_dict takes tensors by name, not {short(state)}")
     comm = model.comm.labelled("load_full_state_dict")
     needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
     other_names = set(own_state(model.module))  # of tied parameters

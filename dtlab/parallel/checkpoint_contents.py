@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -174,13 +174,11 @@ def check_optimizer_state(model: DistributedModule, optimizer: Optimizer,
     that have their options or their state in common now."""
     before, now = saved["optimizer"] or "no optimizer", type(optimizer).__name__
     if before != now:
-        raise ConfigError(f"it holds the state of {before}, not of {now}; load it without the "
-                          f"optimizer")
+        raise ConfigError(f"it holds the state of {before}, not of {now}; load the model alone")
     for names in groups:
         for name in names:
             if name not in saved["options"]:
-                raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
-                                  f"without the optimizer")
+                raise ConfigError(f"{name!r} was saved in no parameter group; load the model alone")
             _check_group(names[0], name, saved["options"])
     state: dict[str, dict[str, Any]] = defaultdict(dict)
     for (kind, name), value in saved["values"].items():
@@ -208,16 +206,15 @@ def read_shards(paths: list[Path]) -> dict[str, Any]:
                    for path in paths])
 
 
-def merged(contents: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merge what several ranks have saved."""
-    saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}, "extras": {},
-                             "random": {}}
+def merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge what several ranks have saved; the first one's is what all have in common."""
+    by_name = "values", "shapes", "extras", "random"
+    saved = contents[0] | {"pieces": defaultdict(list)} | {kind: {} for kind in by_name}
     for theirs in contents:
         for key, pieces in theirs["pieces"].items():
             saved["pieces"][key] += pieces
-        for part in ("values", "shapes", "extras", "random"):
-            saved[part] |= theirs[part]
-        saved = theirs | saved
+        for kind in by_name:
+            saved[kind] |= theirs[kind]
     return saved
 
 

@@ -115,8 +115,7 @@ class DataParallel(SynchronizedModule):
                  bucket_bytes: float = 25 << 20, algorithm: str = "auto",
                  reduce_dtype: torch.dtype | None = None):
         if strategy not in STRATEGIES:
-            raise ConfigError(f"unknown strategy {strategy!r}; choose one of "
-                              f"{', '.join(STRATEGIES)}")
+            raise ConfigError(f"strategy is one of {', '.join(STRATEGIES)}, not {strategy!r}")
         if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
             raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
         super().__init__(module, comm, algorithm, reduce_dtype)

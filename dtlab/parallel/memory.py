@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dtlab.checks import short
+from dtlab.errors import ConfigError
 from dtlab.parallel.synchronized import SynchronizedModule
 
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "buffers")
@@ -41,6 +43,10 @@ class MemoryMeter(TorchDispatchMode):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
+        if not isinstance(module, nn.Module) \
+                or not isinstance(optimizer, torch.optim.Optimizer | None):
+            raise ConfigError(f"MemoryMeter takes a module and its optimizer, not {short(module)} "
+                              f"and {short(optimizer)}")
         self.module, self.optimizer = module, optimizer
         self.history: list[tuple[float, Mapping[str, int]]] = []
         self._live = WeakIdKeyDictionary()  # storages

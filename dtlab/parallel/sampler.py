@@ -85,8 +85,7 @@ class BatchSampler:
         """Go on after the samples that were seen: the next iteration is the rest of that epoch, in
         batches of this sampler's size. Raises `ConfigError` if fewer are left than ranks."""
         if not isinstance(state, Mapping) or state.keys() != self.state_dict(0).keys():
-            raise ConfigError(f"BatchSampler: load_state_dict takes what state_dict returned, not "
-                              f"{short(state)}")
+            raise ConfigError(f"BatchSampler: {short(state)} is not what state_dict returns")
         if state["length"] != self.length:
             raise ConfigError(f"BatchSampler: the state is of {state['length']} samples, but there "
                               f"are {self.length}")

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dtlab.collectives import all_reduce
 from dtlab.collectives.registry import check_comm, chunk_edges
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.parallel.types import VARYING, declare
 
 Cut = Sequence[range]  # which rows, or columns, of a whole tensor
@@ -48,16 +49,18 @@ def share(count: int, comm: Comm) -> range:
     return range(edges[comm.rank], edges[comm.rank + 1])
 
 
-class Sharded(nn.Module):
-    """A module whose parameters are parts of whole ones: `parts` says which, by name."""
+class ShardedModule(nn.Module):
+    """A module whose parameters are parts of whole ones: `parts` says which, by name. sequence: is
+    what lies around it cut by positions? See `dtlab.parallel.sequence`."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, comm: Comm):
+    def __init__(self, comm: Comm, sequence: bool | str):
         super().__init__()
         check_comm(comm, f"{type(self).__name__}(comm, …)")
-        self.comm = comm
+        check_sequence(sequence)
+        self.comm, self.sequence = comm, sequence
         self.parts: dict[str, ShardMetadata] = {}
 
     def keep(self, name: str, whole_name: str, whole: Tensor | None, dim: int, cut: Cut,
@@ -91,6 +94,12 @@ class Sharded(nn.Module):
                 part = self.parts[name]
                 declare(parameter, self.comm, part.letter)
                 holders[parameter] = self, part
+
+
+def check_sequence(sequence: object) -> None:
+    """Raise `ConfigError` unless `sequence` is a way of sequence parallelism, or none."""
+    if sequence not in (False, True, "regather"):
+        raise ConfigError(f'sequence must be False, True or "regather", not {sequence!r}')
 
 
 def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, ShardMetadata | None]]:

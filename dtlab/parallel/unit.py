@@ -69,12 +69,12 @@ def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, 
 
 
 class Piece(NamedTuple):
-    """`length` elements of `parameter`, from `start` on, lie in this rank's shard from `at` on."""
+    """The elements of a parameter, from `start` on, that lie in this rank's shard at `place`;
+    `master` is these, as the optimizer steps them."""
 
-    parameter: nn.Parameter
     start: int
-    at: int
-    length: int
+    place: slice
+    master: Any
 
 
 class Unit:
@@ -83,7 +83,7 @@ class Unit:
     names: of the parameters. whole: (N·n,) all of them, of which the module's parameters are views;
     None while it is freed, as it is at first unless it is to `keep`. shard: (n,) this rank's row of
     it. master: (n,) the shard itself, or a copy in the optimizer's dtype and on its device. pieces:
-    what parameters the shard has parts of; masters: of each piece, as the optimizer steps it.
+    by parameter, what the shard has of it.
     gradients: like `whole`, while they are computed, of the parameters that are `computed`.
     gradient: (n,) this rank's shard of what all ranks' add up to, where those of the parameters
     that no rank has computed, all but `reduced`, are 0.
@@ -121,25 +121,24 @@ class Unit:
         self.gradient: Tensor | None = None
         self.computed: set[nn.Parameter] = set()
         self.reduced: set[nn.Parameter] = set()
-        self.pieces = list(self._pieces())
-        self.masters: list[Any] = [MasterParameter(self.master[at : at + count])
-                                   for _, _, at, count in self.pieces]
-        for (p, *_), master in zip(self.pieces, self.masters, strict=True):
-            master.whole = p
-            known_letters[master] = dict(known_letters.get(values, {}))
-            declare(master, comm, VARYING)
+        self.pieces = dict(self._pieces())
+        for p, piece in self.pieces.items():
+            piece.master.whole = p
+            known_letters[piece.master] = dict(known_letters.get(values, {}))
+            declare(piece.master, comm, VARYING)
 
     def row_of(self, whole: Tensor | None) -> Tensor:
         """This rank's row."""
         assert whole is not None
         return whole.view(self.comm.size, -1)[self.comm.rank]
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
         begin = self.comm.rank * len(self.shard)
         for p, first in self.starts.items():
             low, high = max(first, begin), min(first + p.numel(), begin + len(self.shard))
             if low < high:
-                yield Piece(p, low - first, low - begin, high - low)
+                place = slice(low - begin, high - begin)
+                yield p, Piece(low - first, place, MasterParameter(self.master[place]))
 
     # ---- parameters ------------------------------------------------------------------------------
 
@@ -187,9 +186,9 @@ class Unit:
 
     def take_step(self) -> None:
         """The optimizer has stepped `master`."""
-        for piece in self.masters:
-            set_local_gradient(piece, None)
-            piece.__class__ = MasterParameter
+        for piece in self.pieces.values():
+            set_local_gradient(piece.master, None)
+            piece.master.__class__ = MasterParameter
         if self.master is not self.shard:
             self.shard.copy_(self.master)
 
@@ -225,12 +224,12 @@ class Unit:
         """This rank's part of the reduced gradient, which may have no elements."""
         if self.gradient is None or p not in self.reduced:
             return None
-        at, count = next(((at, count) for q, _, at, count in self.pieces if q is p), (0, 0))
-        return self.gradient[at : at + count].as_subclass(GradientPart)
+        place = self.pieces[p].place if p in self.pieces else slice(0)
+        return self.gradient[place].as_subclass(GradientPart)
 
     def named_gradients(self) -> list[tuple[str, Tensor]]:
         """This rank's parts of the reduced gradients, each with its parameter's name."""
-        return [(self.names[p], self.gradient[at : at + count]) for p, _, at, count in self.pieces
+        return [(self.names[p], self.gradient[piece.place]) for p, piece in self.pieces.items()
                 if self.gradient is not None and p in self.reduced]
 
     def set_zero_gradient(self, p: nn.Parameter) -> None:
@@ -243,10 +242,10 @@ class Unit:
         """Assign the reduced gradient to the optimizer's parameters, the masters."""
         if self.gradient is not None:
             self.gradient = self.gradient.to(self.master)
-        for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
-            master.__class__ = nn.Parameter  # of which foreach and fused optimizers know
+        for p, piece in self.pieces.items():
+            piece.master.__class__ = nn.Parameter  # of which foreach and fused optimizers know
             if self.gradient is not None and p in self.reduced:
-                master.grad = self.gradient[at : at + count]
+                piece.master.grad = self.gradient[piece.place]
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""

@@ -23,8 +23,7 @@ def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: floa
     """
     check_comm(comm, "charge_compute(comm, …)")
     if not isinstance(layers, Mapping) or not all(isinstance(one, nn.Module) for one in layers):
-        raise ConfigError(f"charge_compute takes a dictionary, seconds by module, not "
-                          f"{short(layers)}")
+        raise ConfigError(f"charge_compute takes seconds by module, not {short(layers)}")
     for name, value in (("backward", backward), *(("its seconds", s) for s in layers.values())):
         check_amount(f"charge_compute: {name}", value)
 

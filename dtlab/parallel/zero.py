@@ -118,9 +118,9 @@ class Stage1(SynchronizedModule):
     def stepped_parts(self) -> list[SteppedPart]:
         for unit in self.units:
             unit.take_writes()
-        return [SteppedPart(unit.names[p], p.shape, master, [(start, 0, count)])
-                for unit in self.units
-                for (p, start, _, count), master in zip(unit.pieces, unit.masters, strict=True)]
+        return [SteppedPart(unit.names[p], p.shape, piece.master,
+                            [(piece.start, 0, len(piece.master))])
+                for unit in self.units for p, piece in unit.pieces.items()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; those that are reduced become None, or zeros."""

@@ -395,7 +395,7 @@ def test_new_parameters_of_a_layer_are_its_parts_as_the_first_ones_were(renewed:
      lambda comm, _: RowLinear(comm, 2, 4, like=torch.nn.Linear(3, 4))),
     (r"`like` must be an nn.Linear with .* not Embedding",
      lambda comm, _: ColumnLinear(comm, 4, 2, like=torch.nn.Embedding(2, 4))),
-    (r"the layer takes \(…, [23]\) on this rank, not \(2, 5\)",
+    (r"the layer takes \(…, [23]\) here, not \(2, 5\)",
      lambda comm, x: RowLinear(comm, 5, 4)(x)),
     ("chunks must be a whole number, 1 or more, not 0",
      lambda comm, x: gather_linear(comm, x, x, chunks=0)),

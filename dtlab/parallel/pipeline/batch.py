@@ -55,8 +55,7 @@ def check_mean(loss_fn: Any, targets: Tensor) -> None:
     """Raise `ConfigError` if one of torch's losses, or a partial of one, says that it is not the
     mean over what is `counted`."""
     if not callable(loss_fn):
-        raise ConfigError(f"loss_fn is a function of an output and its targets, not "
-                          f"{short(loss_fn)}")
+        raise ConfigError(f"loss_fn is a function of outputs and targets, not {short(loss_fn)}")
 
     def option(name: str, default: Any) -> Any:
         return getattr(loss_fn, name, getattr(loss_fn, "keywords", {}).get(name, default))
