@@ -155,8 +155,7 @@ def full_state_dict(model: DistributedModule) -> dict[str, Any]:
     """Return the `state_dict` of the module on one device, in the optimizer's dtype, on every rank;
     all call it: for torch.save, or to load it elsewhere. Buffers, and what is frozen,
     are rank 0's. Memory: all of the model. Raises `ConfigError` for tensor-parallel layers that are
-    not in a `hybrid`, of which each rank has a part.
-    """
+    not in a `hybrid`, of which each rank has a part."""
     check_distributed(model, "full_state_dict")
     if not isinstance(model, Hybrid) and (parts := parts_of(model.module)):
         raise ConfigError(f"full_state_dict: {next(iter(parts))} is this rank's part of a tensor-"

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: what a rank saves, whether that fits a model, and how it is filled.
+"""The contents of a checkpoint: what a rank saves, whether it fits a model, and how that is filled.
 
 A rank's contents are pieces of flattened tensors by kind and name, such as ("exp_avg", "0.weight");
 the kind of the model's own is "".

@@ -255,21 +255,21 @@ class Stage3(Stage2):
     def _hook(self, layer: nn.Module, unit: Unit) -> None:
         """Have `unit` gathered and freed whenever `layer` runs."""
 
-        def before(*_: Any) -> None:
+        def gather(*_: Any) -> None:
             in_torch_func(allowed=unit.whole is not None)
             self._use(unit)
 
-        def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        def end_forward(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
             self._in_forward.remove(unit)
             if not in_autograd() and not self._gathered_depth:  # unless checkpointing runs it again
                 unit.take_row()
                 unit.free()
-            before_backward_of(outputs, before)
+            before_backward_of(outputs, gather)
 
-        layer.register_forward_pre_hook(Hook(before), prepend=True)  # others read weights
+        layer.register_forward_pre_hook(Hook(gather), prepend=True)  # others read weights
         layer.register_forward_pre_hook(Hook(lambda *_: self._in_forward.append(unit)),
                                         prepend=True)
-        layer.register_forward_hook(Hook(after), always_call=True)
+        layer.register_forward_hook(Hook(end_forward), always_call=True)
 
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values
 

@@ -30,8 +30,7 @@ class Layout(NamedTuple):
     reduced beside computation; overlap_tp: activations as well, beside matrix products, keys and
     values beside attention, and tokens for experts beside another micro-batch. reduce_each:
     gradients are reduced after every micro-batch, not once. gather_once: with ZeRO 3, parameters
-    are gathered once a step, and stay until its end.
-    """
+    are gathered once a step, and stay until its end."""
 
     mesh: dict[str, int]
     micro_batch: int = 1

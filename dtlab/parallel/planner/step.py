@@ -1,6 +1,5 @@
 """A planned step as a program: the messages and the seconds of computation that the planner adds
-up, on tensors without data. Simulating it shows what the sum leaves out: who waits for whom.
-"""
+up, on tensors without data. Simulating it shows what the sum leaves out: who waits for whom."""
 
 from __future__ import annotations
 
