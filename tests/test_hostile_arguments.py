@@ -321,6 +321,7 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
     **{f"charge_compute{given!r:.20}":
        lambda comm, given=given: parallel.charge_compute(comm, *given)
        for given in ((3,), ({"a": 1.0},), ({LINEAR: "1"},), ({LINEAR: -1},), ({LINEAR: 1}, -2))},
+    "MemoryMeter of 3": lambda comm: parallel.MemoryMeter(3).__enter__(),
     "watch_finite of 3": lambda comm: parallel.watch_finite(3, comm).__enter__(),
     "load_full_state_dict": lambda comm: parallel.load_full_state_dict(
         parallel.DataParallel(torch.nn.Linear(2, 2), comm), [1]),

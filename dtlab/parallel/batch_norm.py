@@ -16,8 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.parallel.conversions import pair, summed
-from dtlab.parallel.types import PARTIAL, REPLICATED, conversion
+from dtlab.parallel.conversions import copy_to, reduce_from
 
 
 def sync_batch_norm(module: nn.Module, comm: Comm) -> nn.Module:
@@ -44,12 +43,6 @@ def sync_batch_norm(module: nn.Module, comm: Comm) -> nn.Module:
     return module
 
 
-@conversion(PARTIAL, REPLICATED)
-def total(comm: Comm, x: Tensor) -> Tensor:
-    """The sum of all ranks' `x`, which each uses for its own samples: their gradients add up."""
-    return pair(x, lambda x: summed(comm, x), lambda gradient: summed(comm, gradient))
-
-
 class SyncBatchNorm(_BatchNorm):
     """A BatchNorm over all ranks of `comm`: see `sync_batch_norm`."""
 
@@ -68,20 +61,24 @@ class SyncBatchNorm(_BatchNorm):
                               f"channels got {x.shape[1]}")
         rows = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, -1)  # (…, c)
         own = rows.new_tensor([x.numel() / self.num_features])
-        sums = total(self.comm, torch.cat([rows.flatten(0, -2).sum(0), own]))
+        sums = self.total(torch.cat([rows.flatten(0, -2).sum(0), own]))
         n = sums[-1].detach()
         if not n.is_meta and n < 2:
             raise ConfigError(f"batch normalization in training needs more than one value of a "
                               f"channel over all ranks, but they have {int(n)}")
         mean = sums[:-1] / n
         centred = rows - mean
-        variance = total(self.comm, centred.square().flatten(0, -2).sum(0)) / n
+        variance = self.total(centred.square().flatten(0, -2).sum(0)) / n
         if self.training and self.track_running_stats and self.running_mean is not None:
             self.track(mean.detach(), variance.detach() * n / (n - 1))
         y = centred * (variance + self.eps).rsqrt()
         if self.affine:
             y = y * self.weight + self.bias
         return y.transpose(1, -1).to(x.dtype)
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' `x`, which each uses for its own samples: gradients add up."""
+        return copy_to(self.comm, reduce_from(self.comm, x))
 
     @torch.no_grad()
     def track(self, mean: Tensor, variance: Tensor) -> None:

@@ -21,9 +21,9 @@ from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel import random_numbers
 from dtlab.parallel.checkpoint_contents import (
     Optimizer,
-    check_model,
+    check_contents,
     check_optimizer,
-    check_state,
+    check_optimizer_state,
     contents_of,
     fill,
     names_by_group,
@@ -126,10 +126,10 @@ def restore(model: DistributedModule, optimizer: Optimizer | None,
     needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
     with files.on_all_ranks(comm, call, None):
         saved = read_all()
-        check_model(model, saved, needed)
+        check_contents(model, saved, needed)
         check_optimizer(model, optimizer)
         if optimizer is not None:
-            check_state(model, optimizer, groups, saved)
+            check_optimizer_state(model, optimizer, groups, saved)
     fill(model, optimizer, groups, saved)
     extras, as_before = saved["extras"], len(saved["extras"]) == comm.size
     if as_before:
@@ -155,8 +155,7 @@ def full_state_dict(model: DistributedModule) -> dict[str, Any]:
     """Return the `state_dict` of the module on one device, in the optimizer's dtype, on every rank;
     all call it: for torch.save, or to load it elsewhere. Buffers, and what is frozen,
     are rank 0's. Memory: all of the model. Raises `ConfigError` for tensor-parallel layers that are
-    not in a `hybrid`, of which each rank has a part.
-    """
+    not in a `hybrid`, of which each rank has a part."""
     check_distributed(model, "full_state_dict")
     if not isinstance(model, Hybrid) and (parts := parts_of(model.module)):
         raise ConfigError(f"full_state_dict: {next(iter(parts))} is this rank's part of a tensor-"
@@ -196,8 +195,7 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
     """
     check_distributed(model, "load_full_state_dict")
     if not isinstance(state, Mapping):
-        raise ConfigError(f"load_full_state_dict takes a dictionary, tensors by name, not "
-                          f"{short(state)}")
+        raise ConfigError(f"load_full_state_dict takes tensors by name, not {short(state)}")
     comm = model.comm.labelled("load_full_state_dict")
     needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
     other_names = set(own_state(model.module))  # of tied parameters
@@ -208,5 +206,5 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
              "shapes": {name: tuple(x.shape) if name in tensors else None
                         for name, x in found.items()}}
     with files.on_all_ranks(model.comm, "load_full_state_dict", None):
-        check_model(model, saved, needed)
+        check_contents(model, saved, needed)
     fill(model, None, [], saved)

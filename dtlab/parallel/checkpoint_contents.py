@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: what a rank saves, whether that fits a model, and how it is filled.
+"""The contents of a checkpoint: what a rank saves, whether it fits a model, and how that is filled.
 
 A rank's contents are pieces of flattened tensors by kind and name, such as ("exp_avg", "0.weight");
 the kind of the model's own is "".
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel import random_numbers
 from dtlab.parallel.hybrid import Hybrid
 from dtlab.parallel.sharded import parts_of, share
-from dtlab.parallel.synchronized import DistributedModule, Region
+from dtlab.parallel.synchronized import DistributedModule, SteppedPart
 
 PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # of torch's optimizers, even if it's a scalar
 COMPILED = "_orig_mod."  # in names that torch.compile gives
@@ -32,10 +32,6 @@ Optimizer = torch.optim.Optimizer
 
 
 # ---- what is saved -------------------------------------------------------------------------------
-
-
-def _regions(model: DistributedModule) -> list[Region]:
-    return [region for region in model.regions() if region.shape.numel()]
 
 
 def replicated(model: DistributedModule) -> dict[str, Any]:
@@ -55,7 +51,7 @@ def own_state(module: nn.Module) -> dict[str, Any]:
 
 def shapes_of(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
     """Return the shapes of the whole tensors that this rank has a part of; None: no tensor."""
-    return {region.name: tuple(region.shape) for region in _regions(model)} | {
+    return {part.name: tuple(part.shape) for part in model.stepped_parts()} | {
         name: tuple(value.shape) if isinstance(value, Tensor) else None
         for name, value in replicated(model).items()}
 
@@ -70,8 +66,8 @@ def names_by_group(comm: Comm, model: DistributedModule, optimizer: Optimizer | 
                    ) -> list[list[str]]:
     """The names of all ranks' parameters in each parameter group."""
     names = defaultdict(list)
-    for region in _regions(model):
-        names[region.tensor].append(region.name)
+    for part in model.stepped_parts():
+        names[part.tensor].append(part.name)
     mine = [[name for p in group["params"] for name in names[p]]
             for group in getattr(optimizer, "param_groups", [])]
     everyone = zip_longest(*comm._all_gather_objects(mine), fillvalue=())
@@ -83,19 +79,19 @@ def contents_of(model: DistributedModule, optimizer: Optimizer | None, groups: l
     """Copy what this rank saves. values: the state that is not one number for each element."""
     pieces: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
     values: dict[tuple[str, str], Any] = {}
-    for region in _regions(model):
-        state = optimizer.state.get(region.tensor, {}) if optimizer else {}
-        for kind, value in {"": region.tensor, **state}.items():
-            if not (isinstance(value, Tensor) and value.shape == region.tensor.shape
+    for part in model.stepped_parts():
+        state = optimizer.state.get(part.tensor, {}) if optimizer else {}
+        for kind, value in {"": part.tensor, **state}.items():
+            if not (isinstance(value, Tensor) and value.shape == part.tensor.shape
                     and (value.dim() or kind not in PER_PARAMETER)):
-                _check_value(kind, value, region)
-                values[kind, region.name] = value
+                _check_value(kind, value, part)
+                values[kind, part.name] = value
                 continue
             flat = value.detach().reshape(-1)
-            for start, at, length in region.runs if region.original else ():
+            for start, at, length in part.runs if part.original else ():
                 own = range(length) if model.sharded else share(length, model.comm)
-                part = flat[at + own.start : at + own.stop].to("cpu", copy=True)
-                pieces[kind, region.name].append((start + own.start, part))
+                piece = flat[at + own.start : at + own.stop].to("cpu", copy=True)
+                pieces[kind, part.name].append((start + own.start, piece))
     for name, value in replicated(model).items() if model.comm.rank == 0 else ():
         if isinstance(value, Tensor):
             pieces["", name].append((0, value.detach().reshape(-1).to("cpu", copy=True)))
@@ -122,25 +118,25 @@ def check_optimizer(model: DistributedModule, optimizer: Any) -> None:
         return
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"an optimizer is a torch.optim.Optimizer, not {optimizer!r:.80}")
-    regions = {region.tensor for region in model.regions()}
+    own = {part.tensor for part in model.stepped_parts()}
     stepped = {p for group in optimizer.param_groups for p in group["params"]}
-    others = [p for p in stepped.union(optimizer.state) - regions
-              if not isinstance(p, Tensor) or (p.requires_grad and not model.sharded)]
-    if others or (regions and stepped.isdisjoint(regions)):
+    others = [p for p in stepped.union(optimizer.state) - own
+              if not isinstance(p, Tensor) or (p.requires_grad and p.numel() and not model.sharded)]
+    if others or (own and stepped.isdisjoint(own)):
         raise ConfigError("the optimizer doesn't step this model's parameters, or more than those; "
                           "make it of model.parameters(), or use the one that zero returned")
 
 
-def _check_value(kind: str, value: Any, region: Region) -> None:
+def _check_value(kind: str, value: Any, part: SteppedPart) -> None:
     """Raise `ConfigError` if `value` is of a whole parameter, and this rank has a part."""
     number = value is None or isinstance(value, (int, float)) or (
         isinstance(value, Tensor) and value.dim() == 0)
-    if not number and sum(length for *_, length in region.runs) < region.shape.numel():
+    if not number and sum(length for *_, length in part.runs) < part.shape.numel():
         raise ConfigError(f"the optimizer's {kind!r} is neither a number nor of the shape of "
-                          f"{region.name!r}, of which a rank has a part; use DataParallel for it")
+                          f"{part.name!r}, of which a rank has a part; use DataParallel for it")
 
 
-def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
+def check_contents(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
     """Raise `ConfigError` unless the checkpoint is complete, and of such a model."""
     shapes = saved["shapes"]
     if any(p.is_meta for p in model.parameters()):
@@ -172,26 +168,24 @@ def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str
                               f"{math.prod(shapes[name])} elements")
 
 
-def check_state(model: DistributedModule, optimizer: Optimizer, groups: list[list[str]],
-                 saved: dict[str, Any]) -> None:
+def check_optimizer_state(model: DistributedModule, optimizer: Optimizer,
+                          groups: list[list[str]], saved: dict[str, Any]) -> None:
     """Raise `ConfigError` unless the checkpoint is of such an optimizer, and equal for parameters
     that have their options or their state in common now."""
     before, now = saved["optimizer"] or "no optimizer", type(optimizer).__name__
     if before != now:
-        raise ConfigError(f"it holds the state of {before}, not of {now}; load it without the "
-                          f"optimizer")
+        raise ConfigError(f"it holds the state of {before}, not of {now}; load the model alone")
     for names in groups:
         for name in names:
             if name not in saved["options"]:
-                raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
-                                  f"without the optimizer")
+                raise ConfigError(f"{name!r} was saved in no parameter group; load the model alone")
             _check_group(names[0], name, saved["options"])
     state: dict[str, dict[str, Any]] = defaultdict(dict)
     for (kind, name), value in saved["values"].items():
         state[name][kind] = value
-    for region in _regions(model):
-        for kind, value in state[region.name].items():
-            _check_value(kind, value, region)
+    for part in model.stepped_parts():
+        for kind, value in state[part.name].items():
+            _check_value(kind, value, part)
 
 
 def _check_group(a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
@@ -212,22 +206,22 @@ def read_shards(paths: list[Path]) -> dict[str, Any]:
                    for path in paths])
 
 
-def merged(contents: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merge what several ranks have saved."""
-    saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}, "extras": {},
-                             "random": {}}
+def merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge what several ranks have saved; the first one's is what all have in common."""
+    by_name = "values", "shapes", "extras", "random"
+    saved = contents[0] | {"pieces": defaultdict(list)} | {kind: {} for kind in by_name}
     for theirs in contents:
         for key, pieces in theirs["pieces"].items():
             saved["pieces"][key] += pieces
-        for part in ("values", "shapes", "extras", "random"):
-            saved[part] |= theirs[part]
-        saved = theirs | saved
+        for kind in by_name:
+            saved[kind] |= theirs[kind]
     return saved
 
 
 @torch.no_grad()
 def fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
-          saved: dict[str, Any]) -> None:
+         saved: dict[str, Any]) -> None:
+    """Set parameters, buffers, and the optimizer's state and options to the `merged` contents."""
     group_of: dict[Tensor, dict[str, Any]] = {}
     if optimizer is not None:
         optimizer.state.clear()
@@ -235,12 +229,12 @@ def fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[lis
             group.update(copy.deepcopy(saved["options"][names[0]]) if names else {})
             group_of |= dict.fromkeys(group["params"], group)
     kinds = sorted({kind for kind, _ in saved["pieces"] | saved["values"]} - {""})
-    for region in _regions(model):
-        _fill_tensor(region.tensor.detach(), "", region, saved)
-        if optimizer is not None and region.tensor in group_of:
+    for part in model.stepped_parts():
+        _fill_tensor(part.tensor.detach(), "", part, saved)
+        if optimizer is not None and part.tensor in group_of:
             for kind in kinds:
-                _fill_state(optimizer.state[region.tensor], kind, region, saved,
-                            group_of[region.tensor])
+                _fill_state(optimizer.state[part.tensor], kind, part, saved,
+                            group_of[part.tensor])
     for name, value in replicated(model).items():
         if isinstance(value, Tensor):
             value.copy_(_joined(saved["pieces"]["", name]).view(value.shape))
@@ -249,24 +243,24 @@ def fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[lis
     model.share_parameters()
 
 
-def _fill_state(state: dict[str, Any], kind: str, region: Region, saved: dict[str, Any],
+def _fill_state(state: dict[str, Any], kind: str, part: SteppedPart, saved: dict[str, Any],
                 group: dict[str, Any]) -> None:
-    key = kind, region.name
+    key = kind, part.name
     if key in saved["values"]:
         everything = group.get("capturable") or group.get("fused")  # else numbers stay on the CPU
         state[kind] = tree_map_only(
-            Tensor, lambda x: x.to(region.tensor.device) if x.dim() or everything else x,
+            Tensor, lambda x: x.to(part.tensor.device) if x.dim() or everything else x,
             copy.deepcopy(saved["values"][key]))
     elif key in saved["pieces"]:
-        dtype, before = (saved["pieces"][k, region.name][0][1].dtype for k in (kind, ""))
-        dtype = region.tensor.dtype if dtype == before else dtype
-        state.setdefault(kind, torch.zeros_like(region.tensor, dtype=dtype))
-        _fill_tensor(state[kind], kind, region, saved)
+        dtype, before = (saved["pieces"][k, part.name][0][1].dtype for k in (kind, ""))
+        dtype = part.tensor.dtype if dtype == before else dtype
+        state.setdefault(kind, torch.zeros_like(part.tensor, dtype=dtype))
+        _fill_tensor(state[kind], kind, part, saved)
 
 
-def _fill_tensor(tensor: Tensor, kind: str, region: Region, saved: dict[str, Any]) -> None:
-    whole, flat = _joined(saved["pieces"][kind, region.name]), tensor.reshape(-1)
-    for start, at, length in region.runs:
+def _fill_tensor(tensor: Tensor, kind: str, part: SteppedPart, saved: dict[str, Any]) -> None:
+    whole, flat = _joined(saved["pieces"][kind, part.name]), tensor.reshape(-1)
+    for start, at, length in part.runs:
         flat[at : at + length] = whole[start : start + length]
     tensor.copy_(flat.view(tensor.shape))  # not contiguous: `flat` is a copy
 

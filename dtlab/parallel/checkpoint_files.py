@@ -191,12 +191,14 @@ def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str], int]:
 def read_index(path: Path) -> dict[str, str]:
     """The SHA-256 of each shard, by name."""
     try:
-        with open(path / INDEX) as file:
-            return dict(json.load(file)["files"])
+        shards = dict(json.loads((path / INDEX).read_text())["files"])
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"the checkpoint {path} is incomplete: there is no {INDEX}") from None
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path / INDEX} is corrupt") from None
+        shards = {}
+    if not shards:
+        raise ConfigError(f"{path / INDEX} is corrupt")
+    return shards
 
 
 def check_shard(path: Path, digest: str) -> None:

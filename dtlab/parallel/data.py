@@ -26,7 +26,7 @@ from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
-from dtlab.parallel.synchronized import Region, SynchronizedModule
+from dtlab.parallel.synchronized import SteppedPart, SynchronizedModule
 
 STRATEGIES = ("parameter", "flat", "bucket", "overlap")
 
@@ -115,8 +115,7 @@ class DataParallel(SynchronizedModule):
                  bucket_bytes: float = 25 << 20, algorithm: str = "auto",
                  reduce_dtype: torch.dtype | None = None):
         if strategy not in STRATEGIES:
-            raise ConfigError(f"unknown strategy {strategy!r}; choose one of "
-                              f"{', '.join(STRATEGIES)}")
+            raise ConfigError(f"strategy is one of {', '.join(STRATEGIES)}, not {strategy!r}")
         if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
             raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
         super().__init__(module, comm, algorithm, reduce_dtype)
@@ -134,8 +133,9 @@ class DataParallel(SynchronizedModule):
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         p.grad = torch.zeros_like(p)
 
-    def regions(self) -> list[Region]:
-        return [Region(name, p.shape, p, [(0, 0, p.numel())]) for p, name in self.names.items()]
+    def stepped_parts(self) -> list[SteppedPart]:
+        return [SteppedPart(name, p.shape, p, [(0, 0, p.numel())])
+                for p, name in self.names.items() if p.numel()]
 
     def begin_reduction(self) -> None:
         self._launched = []

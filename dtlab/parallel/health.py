@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from dtlab.checks import short
 from dtlab.collectives import all_gather
@@ -112,5 +112,5 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _tensors(x: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(x)[0]
+    return [leaf for leaf in tree_leaves(x)
             if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,10 +34,10 @@ from dtlab.parallel.large_batch import Layerwise, whole_norms
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.model_check import check_same_batch
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
-from dtlab.parallel.pipeline.mean import counted
-from dtlab.parallel.sharded import Part, whole_names
+from dtlab.parallel.pipeline.batch import counted
+from dtlab.parallel.sharded import ShardMetadata, whole_names
 from dtlab.parallel.sharded_optimizer import check_elementwise, grouped
-from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule
+from dtlab.parallel.synchronized import DistributedModule, SteppedPart, SynchronizedModule
 from dtlab.parallel.tensor import draw_shared_seeds, shard, vocab_cross_entropy
 from dtlab.parallel.zero import zero
 
@@ -130,7 +131,7 @@ class Hybrid(DistributedModule):
     sharded = True
 
     def __init__(self, mesh: Mesh, model: SynchronizedModule, pipeline: Pipeline, at_once: bool,
-                 parts: dict[nn.Parameter, tuple[str, Part | None, bool]], dropout: float):
+                 parts: dict[nn.Parameter, tuple[str, ShardMetadata | None, bool]], dropout: float):
         super().__init__()
         self.comm, self.module, self.pipeline, self.at_once = mesh.comm, model, pipeline, at_once
         self.trained = model.trained
@@ -161,7 +162,8 @@ class Hybrid(DistributedModule):
                                  if x is not None)
         total = counted(targets) / self.dp.size  # the dp ranks' gradients are averaged
         with nullcontext() if self.at_once else self.module.no_sync():
-            loss = self.pipeline.step(inputs, labels, self._loss, *more, total=total)
+            loss = self.pipeline.step(inputs, labels, partial(vocab_cross_entropy, self.tp), *more,
+                                      total=total)
         if not self.at_once and torch.is_grad_enabled():
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")
@@ -169,9 +171,6 @@ class Hybrid(DistributedModule):
     def forward(self, *_: Any) -> None:
         raise ConfigError("a Hybrid runs in backward(tokens, targets), which only evaluates within "
                           "torch.no_grad(); for outputs, load full_state_dict(model) into a GPT")
-
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return vocab_cross_entropy(self.tp, logits, targets)
 
     def is_original(self, name: str) -> bool:
         return self.parts[name][2]
@@ -182,13 +181,13 @@ class Hybrid(DistributedModule):
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         self.module.set_zero_gradient(p)
 
-    def regions(self) -> list[Region]:
+    def stepped_parts(self) -> list[SteppedPart]:
         found = []
-        for name, shape, held, runs, _ in self.module.regions():
+        for name, shape, held, runs, _ in self.module.stepped_parts():
             whole, part, original = self.parts[name]
             if part is not None:
                 shape, runs = part.shape, [piece for run in runs for piece in part.runs(*run)]
-            found.append(Region(whole, shape, held, runs, original))
+            found.append(SteppedPart(whole, shape, held, runs, original))
         return found
 
     def share_parameters(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlab.checks import check_amount, check_whole, is_real, short
+from dtlab.checks import check_amount, check_number, check_whole, is_real, short
 from dtlab.collectives import all_reduce
 from dtlab.errors import ConfigError
 from dtlab.parallel.sharded import holders
@@ -26,7 +26,7 @@ class Layerwise(torch.optim.Optimizer):
     layer, in ZeRO or tensor parallelism, norms are those of the whole: an all-reduce of two numbers
     a layer."""
 
-    add_up: Callable[[list[nn.Parameter], Tensor], Tensor]
+    add_up: Callable[[list[nn.Parameter], Tensor], Tensor] | None = None  # None: `add_up_parts`
 
     def update(self, group: dict[str, Any], w: nn.Parameter) -> Tensor:
         """The direction of the step of `w`."""
@@ -45,7 +45,7 @@ class Layerwise(torch.optim.Optimizer):
         squares = torch.tensor(
             [[float(x.double().square().sum()) for x in (w, u)] for _, w, u in steps],
             dtype=torch.float64, device="cpu").view(-1, 2)
-        add_up = getattr(self, "add_up", add_up_parts)
+        add_up = self.add_up or add_up_parts
         norms = add_up([w for _, w, _ in steps], squares).sqrt().tolist()
         for (group, w, u), (of_w, of_u) in zip(steps, norms, strict=True):
             self.apply(group, w, u, of_w / of_u if is_layer(w) and of_w and of_u else 1.0)
@@ -118,12 +118,12 @@ def is_layer(w: Tensor) -> bool:
 def add_up_parts(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
     """Sums of squares (k, 2) of the whole layers of which `parameters` are parts, in tensor
     parallelism."""
-    rows: dict[Any, list[int]] = defaultdict(list)  # of each whole, of which a rank may have parts
+    rows: dict[Any, list[int]] = defaultdict(list)  # by whole: a rank may have several parts
     for row, p in enumerate(parameters):
         if p in holders:
-            module, whole, original = holders[p]
-            rows[module.comm, module, whole].append(row)
-            squares[row] *= original
+            module, part = holders[p]
+            rows[module.comm, module, part.whole].append(row)
+            squares[row] *= part.original
     for comm in dict.fromkeys(comm for comm, *_ in rows):
         mine = [each for key, each in rows.items() if key[0] is comm]
         total = all_reduce(comm, torch.stack([squares[each].sum(0) for each in mine]))
@@ -139,19 +139,19 @@ def whole_norms(model: DistributedModule,
 
     held: parameters of the model that may be parts of a layer, of which `model.comm` hasn't all.
     """
-    regions = {region.tensor: region for region in model.regions()}
-    for p, region in regions.items():
-        p.whole_shape = region.shape  # type: ignore[attr-defined]
-    everyone = model.comm._all_gather_objects({region.name for region in regions.values()})
+    parts = {part.tensor: part for part in model.stepped_parts()}
+    for p, part in parts.items():
+        p.whole_shape = part.shape  # type: ignore[attr-defined]
+    everyone = model.comm._all_gather_objects({part.name for part in parts.values()})
     index = {name: row for row, name in enumerate(sorted(set().union(*everyone)))}
     names = [name for name in index if name in held]
     cut = [index[name] for name in names]
 
     def add_up(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
-        rows = [index[regions[p].name] for p in parameters]
+        rows = [index[parts[p].name] for p in parameters]
         total = torch.zeros(len(index), 2, dtype=torch.float64, device="cpu")
         for p, row, mine in zip(parameters, rows, squares, strict=True):
-            total[row] += mine * regions[p].original
+            total[row] += mine * parts[p].original
         all_reduce(model.comm, total)
         total[cut] = add_up_parts([held[name] for name in names], total[cut])
         return total[rows]
@@ -172,9 +172,9 @@ def growing_batch(step: int, batch: int, milestones: Sequence[int], factor: int)
         check_whole(f"growing_batch: {name}", value, least)
     if not isinstance(milestones, Sequence):
         raise ConfigError(f"milestones is a list of steps, not {short(milestones)}")
-    passed = sum(step >= milestone for milestone in milestones)
-    grown: int = batch * factor**passed
-    return grown
+    for milestone in milestones:
+        check_number("growing_batch: a milestone", milestone)
+    return int(batch * factor ** sum(step >= milestone for milestone in milestones))
 
 
 def _check(**numbers: float) -> None:

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dtlab.checks import short
+from dtlab.errors import ConfigError
 from dtlab.parallel.synchronized import SynchronizedModule
 
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "buffers")
@@ -41,6 +43,10 @@ class MemoryMeter(TorchDispatchMode):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None):
         super().__init__()
+        if not isinstance(module, nn.Module) \
+                or not isinstance(optimizer, torch.optim.Optimizer | None):
+            raise ConfigError(f"MemoryMeter takes a module and its optimizer, not {short(module)} "
+                              f"and {short(optimizer)}")
         self.module, self.optimizer = module, optimizer
         self.history: list[tuple[float, Mapping[str, int]]] = []
         self._live = WeakIdKeyDictionary()  # storages
@@ -71,15 +77,14 @@ class MemoryMeter(TorchDispatchMode):
             if p.grad is not None:
                 self._track(p.grad, "gradients")
             if p.requires_grad:
-                hook = p.register_post_accumulate_grad_hook(self._gradient_hook)
-                self._hooks.callback(hook.remove)
+                self._hooks.enter_context(
+                    p.register_post_accumulate_grad_hook(self._gradient_hook))
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:  # of ZeRO: shards
                 for p in group["params"]:
                     self._track(p, "optimizer state")
             self._mark_state(self.optimizer)
-            hook = self.optimizer.register_step_post_hook(self._mark_state)
-            self._hooks.callback(hook.remove)
+            self._hooks.enter_context(self.optimizer.register_step_post_hook(self._mark_state))
         if isinstance(self.module, SynchronizedModule):
             for tensor in self.module.held():
                 self._track(tensor, "buffers")

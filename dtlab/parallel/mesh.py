@@ -29,11 +29,7 @@ class Mesh:
         if not isinstance(comm, Comm):
             raise ConfigError(f"Mesh needs a communicator, then axes as in Mesh(comm, dp=2, tp=2); "
                               f"got {comm!r}")
-        check_axes(axes)
-        if math.prod(axes.values()) != comm.size:
-            product = " · ".join(f"{name}={size}" for name, size in axes.items())
-            raise ConfigError(f"a mesh of {product} has {math.prod(axes.values())} ranks, but the "
-                              f"communicator has {comm.size}")
+        check_axes(axes, comm.size, "the communicator")
         self.comm, self.axes = comm, axes
         places = np.unravel_index(comm.rank, tuple(axes.values()))
         self.coordinates = {name: int(place) for name, place in zip(axes, places, strict=True)}
@@ -70,11 +66,16 @@ def groups(axes: Mapping[str, int], *names: str) -> list[list[int]]:
     return rows
 
 
-def check_axes(axes: Mapping[str, int]) -> None:
-    """Raise `ConfigError` unless there is an axis, and each has a size of at least 1."""
+def check_axes(axes: Mapping[str, int], ranks: int, owner: str) -> None:
+    """Raise `ConfigError` unless there is an axis, each has a size of at least 1, and the sizes
+    multiply to the `ranks` that `owner` has."""
     if not isinstance(axes, Mapping):
         raise ConfigError(f"a mesh is a dictionary of axes and sizes, not {short(axes)}")
     if not axes:
         raise ConfigError("a mesh needs at least one axis, as in Mesh(comm, tp=4)")
     for name, size in axes.items():
         check_whole(f"the size of axis {name!r}", size)
+    if math.prod(axes.values()) != ranks:
+        product = " · ".join(f"{name}={size}" for name, size in axes.items())
+        raise ConfigError(f"a mesh of {product} has {math.prod(axes.values())} ranks, but {owner} "
+                          f"has {ranks}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.parallel.layers import is_compiled
 from dtlab.reduction import overlaps_itself, span_bytes
 
 
@@ -43,17 +42,22 @@ def check_model(module: nn.Module, comm: Comm) -> None:
     mine = {name: f"has shape {tuple(p.shape)} and dtype {p.dtype}, and is "
                   f"{'trained' if p.requires_grad else 'frozen'}"
             for name, p in tensors}
-    everyone = comm._all_gather_objects(mine)
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
+    check_same(comm, "ranks hold different models", mine)
+
+
+def check_same(comm: Comm, problem: str, mine: Mapping[str, str]) -> None:
+    """Raise `ConfigError`, on all ranks, unless all ranks say the same of the same names, in the
+    same order. problem: how its sentence begins."""
+    first, *others = comm._all_gather_objects(mine)
+    for rank, theirs in enumerate(others, 1):
         for name in [*first, *theirs]:
             here, there = first.get(name, "is missing"), theirs.get(name, "is missing")
             if here != there:
-                raise ConfigError(f"ranks hold different models: {name!r} {here} on rank 0, but "
-                                  f"{there} on rank {rank}")
+                raise ConfigError(f"{problem}: {name!r} {here} on rank 0, but {there} on rank "
+                                  f"{rank}")
         if list(theirs) != list(first):
-            raise ConfigError(f"ranks hold different models: rank {rank} has its parameters in "
-                              f"another order than rank 0")
+            raise ConfigError(f"{problem}: rank {rank} has its parameters in another order than "
+                              f"rank 0")
 
 
 def check_outermost() -> None:
@@ -96,6 +100,11 @@ def check_not_compiled(module: nn.Module) -> None:
             raise ConfigError(f"torch.compile traces the parameters of {name or 'the module'!r}, "
                               f"which ZeRO 3 has only while it runs; use stage 1 or 2, or don't "
                               f"compile it")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Is it compiled, by torch.compile, which makes a module of its own, or by its `compile`?"""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def check_same_batch(comm: Comm, *batch: Tensor | None) -> None:

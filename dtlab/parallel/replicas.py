@@ -44,8 +44,7 @@ class Replicas:
         check_comm(comm, "Replicas(comm, ranks, build)")
         check_whole("Replicas: ranks of a group", ranks)
         if not callable(build):
-            raise ConfigError(f"Replicas: build is a function of a communicator, not "
-                              f"{short(build)}")
+            raise ConfigError(f"Replicas: build takes a communicator; {short(build)} doesn't")
         self.comm, self.ranks, self.steps = comm, ranks, -1
         self._run_size = comm.size  # of the whole run: a rank that joins late hears it from others
         self.counted: dict[int, list[int]] = {}

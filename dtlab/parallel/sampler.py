@@ -12,6 +12,7 @@ from dtlab.checks import check_flag, check_whole, short
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.parallel.model_check import check_same
 from dtlab.units import count_text
 
 
@@ -41,13 +42,10 @@ class BatchSampler:
         self._next: dict[int, int] = {}  # by epoch: which sample its next iteration begins with
         self._seen: dict[int, list[int]] = {}  # how many before its first batch, and after each
         self._check_enough(length)
-        mine = f"length={length}, batch={batch}, shuffle={shuffle}, seed={seed}"
-        everyone = comm.labelled("BatchSampler")._all_gather_objects(mine)
-        for rank, theirs in enumerate(everyone):
-            if theirs != mine:
-                raise ConfigError(f"BatchSampler: every rank gives equal arguments, for it takes "
-                                  f"its part of one order; rank {rank} gives {theirs}, rank "
-                                  f"{comm.rank} {mine}")
+        check_same(comm.labelled("BatchSampler"), "BatchSampler: every rank gives equal arguments, "
+                   "for it takes its part of one order",
+                   {"length": f"is {length}", "batch": f"is {batch}", "shuffle": f"is {shuffle}",
+                    "seed": f"is {seed}"})
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle anew for `epoch`, as torch's DistributedSampler does; all ranks call it."""
@@ -87,8 +85,7 @@ class BatchSampler:
         """Go on after the samples that were seen: the next iteration is the rest of that epoch, in
         batches of this sampler's size. Raises `ConfigError` if fewer are left than ranks."""
         if not isinstance(state, Mapping) or state.keys() != self.state_dict(0).keys():
-            raise ConfigError(f"BatchSampler: load_state_dict takes what state_dict returned, not "
-                              f"{short(state)}")
+            raise ConfigError(f"BatchSampler: {short(state)} is not what state_dict returns")
         if state["length"] != self.length:
             raise ConfigError(f"BatchSampler: the state is of {state['length']} samples, but there "
                               f"are {self.length}")

@@ -46,10 +46,9 @@ class SequenceNorm(nn.Module):
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        named = {"weight": self.weight, "bias": self.bias}
-        names = [name for name, p in named.items() if p is not None]
-        shared = copy_to(self.comm, torch.stack([named[name] for name in names])) if names else ()
-        return layer_norm(x, self.shape, **dict(zip(names, shared, strict=True)), eps=self.eps)
+        own = dict(self.named_parameters())  # weight and bias, of which `norm` may have had none
+        shared = copy_to(self.comm, torch.stack([*own.values()])) if own else ()
+        return layer_norm(x, self.shape, **dict(zip(own, shared, strict=True)), eps=self.eps)
 
 
 @conversion(VARYING, VARYING)

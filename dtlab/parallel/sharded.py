@@ -13,13 +13,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dtlab.collectives import all_reduce
 from dtlab.collectives.registry import check_comm, chunk_edges
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.parallel.types import VARYING, declare
 
 Cut = Sequence[range]  # which rows, or columns, of a whole tensor
-holders = WeakIdKeyDictionary()  # parameter → (its module, name of the whole, is it the original?)
+holders = WeakIdKeyDictionary()  # parameter → (its module, which part of what it is)
 
 
-class Part(NamedTuple):
+class ShardMetadata(NamedTuple):
     """A parameter is the `cut` of the tensor called `whole`, of this `shape`, along `dim`; of
     several ranks' copies, one is the `original`. letter: its type along the ranks."""
 
@@ -48,17 +49,19 @@ def share(count: int, comm: Comm) -> range:
     return range(edges[comm.rank], edges[comm.rank + 1])
 
 
-class Sharded(nn.Module):
-    """A module whose parameters are parts of whole ones: `parts` says which, by name."""
+class ShardedModule(nn.Module):
+    """A module whose parameters are parts of whole ones: `parts` says which, by name. sequence: is
+    what lies around it cut by positions? See `dtlab.parallel.sequence`."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, comm: Comm):
+    def __init__(self, comm: Comm, sequence: bool | str):
         super().__init__()
         check_comm(comm, f"{type(self).__name__}(comm, …)")
-        self.comm = comm
-        self.parts: dict[str, Part] = {}
+        check_sequence(sequence)
+        self.comm, self.sequence = comm, sequence
+        self.parts: dict[str, ShardMetadata] = {}
 
     def keep(self, name: str, whole_name: str, whole: Tensor | None, dim: int, cut: Cut,
              original: bool = True, letter: str = VARYING) -> None:
@@ -68,7 +71,7 @@ class Sharded(nn.Module):
             return
         pieces = [whole.detach().narrow(dim, rows.start, len(rows)) for rows in cut]
         parameter = nn.Parameter(torch.cat(pieces, dim), requires_grad=whole.requires_grad)
-        self.parts[name] = Part(whole_name, whole.shape, dim, cut, original, letter)
+        self.parts[name] = ShardMetadata(whole_name, whole.shape, dim, cut, original, letter)
         self.register_parameter(name, parameter)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -90,10 +93,16 @@ class Sharded(nn.Module):
             if name in self.parts:
                 part = self.parts[name]
                 declare(parameter, self.comm, part.letter)
-                holders[parameter] = self, part.whole, part.original
+                holders[parameter] = self, part
 
 
-def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | None]]:
+def check_sequence(sequence: object) -> None:
+    """Raise `ConfigError` unless `sequence` is a way of sequence parallelism, or none."""
+    if sequence not in (False, True, "regather"):
+        raise ConfigError(f'sequence must be False, True or "regather", not {sequence!r}')
+
+
+def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, ShardMetadata | None]]:
     """Each parameter, its name on one device, and which part of it this is (None: all)."""
     for prefix, child in module.named_modules():
         for name, p in child.named_parameters(recurse=False):
@@ -104,8 +113,8 @@ def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | N
 def parts_of(module: nn.Module) -> dict[str, tuple[Comm, bool]]:
     """The parameters that are parts, by name: over which ranks the whole is cut, and is this the
     original?"""
-    return {name: (holders[p][0].comm, holders[p][2])
-            for name, p in module.named_parameters() if p in holders}
+    held = ((name, *holders[p]) for name, p in module.named_parameters() if p in holders)
+    return {name: (holder.comm, part.original) for name, holder, part in held}
 
 
 def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | None] = lambda p: p

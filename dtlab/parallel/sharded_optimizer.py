@@ -41,8 +41,7 @@ def grouped(named: Iterable[tuple[str, Sequence[nn.Parameter]]],
     for name, parameters in named:
         options = groups(name) if groups else {}
         if not isinstance(options, dict):
-            raise ConfigError(f"groups({name!r}) must return a dict of options, not "
-                              f"{short(options)}")
+            raise ConfigError(f"groups({name!r}) returned {short(options)}, not a dict of options")
         if options not in said:
             said.append(options)
             found.append({"params": [], **options})
@@ -55,18 +54,15 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
                     options: dict[str, Any]) -> torch.optim.Optimizer:
     """An `optimizer` of this rank's pieces of `model`, what `zero` returns first."""
     own = (name for name, p in model.module.named_parameters() if p.requires_grad)
-    pieces: dict[str, list[nn.Parameter]] = {name: [] for name in (*names, *own)}
-    for unit in model.units:
-        for piece, master in zip(unit.pieces, unit.masters, strict=True):
-            pieces[unit.names[piece.parameter]].append(master)
-    held = [(unit.names[p], start, length) for unit in model.units
-            for p, start, _, length in unit.pieces]
-    masters = {master for mine in pieces.values() for master in mine}
+    pieces = {unit.names[p]: piece for unit in model.units for p, piece in unit.pieces.items()}
+    held = [(name, piece.start, len(piece.master)) for name, piece in pieces.items()]
+    masters = {piece.master for piece in pieces.values()}
+    named = {name: [pieces[name].master] if name in pieces else [] for name in (*names, *own)}
     step_pieces: Any = optimizer.step
     if not hasattr(step_pieces, "hooked"):  # so that hooks run around this, once
         step_pieces = torch.optim.Optimizer.profile_hook_step(step_pieces)
 
-    class Sharded(optimizer):  # type: ignore[misc, valid-type]
+    class ShardedOptimizer(optimizer):  # type: ignore[misc, valid-type]
         """The optimizer of this rank's pieces: see `zero`."""
 
         @torch._disable_dynamo  # it would trace parameters without values
@@ -122,9 +118,9 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
         return swap_on_all_ranks
 
     for name in {"eval", "train"} & {*dir(optimizer)}:
-        setattr(Sharded, name, on_all_ranks(getattr(optimizer, name)))
-    Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
-    sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)
+        setattr(ShardedOptimizer, name, on_all_ranks(getattr(optimizer, name)))
+    ShardedOptimizer.__name__ = optimizer.__name__  # by which checkpoints know it
+    sharded: torch.optim.Optimizer = ShardedOptimizer(grouped(named.items(), groups), **options)
     if isinstance(sharded, Layerwise):
         sharded.add_up = whole_norms(model, dict(model.module.named_parameters()))
     return sharded

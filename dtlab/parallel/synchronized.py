@@ -22,7 +22,7 @@ from dtlab.parallel.model_check import check_dtype, check_model, check_outermost
 from dtlab.parallel.types import REPLICATED, declare
 
 
-class Region(NamedTuple):
+class SteppedPart(NamedTuple):
     """The part of the parameter `name`, of this `shape`, that this rank's optimizer steps: each of
     `runs`, (start, at, length), says that the elements of the flattened parameter from `start` on
     lie in the flattened `tensor` from `at` on. Of several ranks' copies, one is the `original`."""
@@ -58,19 +58,19 @@ class DistributedModule(nn.Module):
         """Give `p`, which has no reduced gradient, one of zeros."""
 
     @abstractmethod
-    def regions(self) -> list[Region]:
-        """Return the elements of trained parameters that this rank's optimizer steps."""
+    def stepped_parts(self) -> list[SteppedPart]:
+        """Return what this rank's optimizer steps of the trained parameters that have elements."""
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Copies of all whole trained parameters by name. All ranks call it."""
-        regions = self.regions()
+        parts = self.stepped_parts()
         kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        mine = {r.name: (r.shape, r.tensor.dtype) for r in regions}
+        mine = {part.name: (part.shape, part.tensor.dtype) for part in parts}
         for theirs in self.comm.labelled("full_state_dict")._all_gather_objects(mine):
             kinds |= theirs
         full = {name: torch.zeros(shape, dtype=dtype, device=self.comm.device)
                 for name, (shape, dtype) in kinds.items()}
-        for name, _, held, runs, original in regions:
+        for name, _, held, runs, original in parts:
             for start, at, length in runs if original else ():
                 values = held.detach().reshape(-1)[at : at + length]
                 full[name].view(-1)[start : start + length] = values
@@ -79,7 +79,7 @@ class DistributedModule(nn.Module):
         return full
 
     def share_parameters(self) -> None:
-        """Give other ranks the new values, after `regions` have changed."""
+        """Give other ranks the new values, after `stepped_parts` have changed."""
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

@@ -25,12 +25,13 @@ from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
 from dtlab.models.gpt import Attention, draw_seeds
 from dtlab.parallel.conversions import copy_to, gather_from, reduce_from, reduce_scatter_to
+from dtlab.parallel.model_check import check_same
 from dtlab.parallel.sequence import cut_positions, gather_linear
-from dtlab.parallel.sharded import Sharded, share
+from dtlab.parallel.sharded import ShardedModule, check_sequence, share
 from dtlab.parallel.types import INVARIANT, VARYING
 
 
-class ColumnLinear(Sharded):
+class ColumnLinear(ShardedModule):
     """x (…, in) → (…, out/t): this rank's outputs of the linear layer x Wᵀ + b, of which it holds
     the rows weight (out/t, in) and bias (out/t).
 
@@ -45,10 +46,9 @@ class ColumnLinear(Sharded):
 
     def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
                  sequence: bool | str = False, like: nn.Linear | None = None):
-        super().__init__(comm)
+        super().__init__(comm, sequence)
         whole = checked_like(like or nn.Linear(in_features, out_features, bias), nn.Linear,
                              out_features, in_features)
-        self.sequence = checked(sequence)
         cut = [share(out_features, comm)]
         self.keep("weight", "weight", whole.weight, 0, cut)
         self.keep("bias", "bias", whole.bias, 0, cut)
@@ -57,7 +57,7 @@ class ColumnLinear(Sharded):
         return enter_linear(self.comm, x, self.weight, self.bias, self.sequence)
 
 
-class RowLinear(Sharded):
+class RowLinear(ShardedModule):
     """x (…, in/t) → (…, out): the linear layer x Wᵀ + b of whose inputs each rank has a part, and
     of the weight (out, in/t) the columns that belong to them. The bias (out) is added once.
 
@@ -68,25 +68,22 @@ class RowLinear(Sharded):
 
     def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
                  sequence: bool | str = False, like: nn.Linear | None = None):
-        super().__init__(comm)
+        super().__init__(comm, sequence)
         whole = checked_like(like or nn.Linear(in_features, out_features, bias), nn.Linear,
                              out_features, in_features)
-        self.sequence = checked(sequence)
         self.keep("weight", "weight", whole.weight, 1, [share(in_features, comm)])
         self.bias = copy.deepcopy(whole.bias)  # `like` may train on
 
     def forward(self, x: Tensor) -> Tensor:
         check_input(x, self.weight)
-        partial = linear(x, self.weight)
-        leave = reduce_scatter_to if self.sequence else reduce_from
-        y: Tensor = leave(self.comm, partial)
+        y = leave(self.comm, linear(x, self.weight), self.sequence)
         if self.bias is None:
             return y
         bias = copy_to(self.comm, self.bias) if self.sequence else self.bias
         return y + bias.to(y.dtype)  # the same, but within torch.autocast
 
 
-class QKVLinear(Sharded):
+class QKVLinear(ShardedModule):
     """The fused projection to queries, keys and values of `attention`, cut by heads: x (b, s, h) →
     (b, s, (a/t + 2·k/t)·d), this rank's queries, then its keys, then its values.
 
@@ -102,13 +99,12 @@ class QKVLinear(Sharded):
     kv_bias: Tensor
 
     def __init__(self, comm: Comm, attention: Attention, sequence: bool | str = False):
-        super().__init__(comm)
+        super().__init__(comm, sequence)
         a, k, d, t = attention.heads, attention.kv_heads, attention.head_dim, comm.size
         if a % t or (k % t and t % k):
             raise ConfigError(f"{t} ranks can't share {a} heads and {k} key-value heads: the ranks "
                               f"must divide the heads, and divide or be divided by the key-value "
                               f"heads")
-        self.sequence = checked(sequence)
         copies = max(t // k, 1)  # ranks that hold the same key-value head
         first = comm.rank // copies * copies
         self.copies = (None if copies == 1 else comm if copies == t
@@ -133,7 +129,7 @@ class QKVLinear(Sharded):
         return enter_linear(self.comm, x, weight, bias, self.sequence)
 
 
-class VocabEmbedding(Sharded):
+class VocabEmbedding(ShardedModule):
     """tokens (b, s) → (b, s, h): an embedding of which each rank holds v/t rows, cut unevenly if t
     doesn't divide v. Tokens of other ranks count as 0, and an all-reduce adds up.
 
@@ -143,10 +139,9 @@ class VocabEmbedding(Sharded):
 
     def __init__(self, comm: Comm, vocab: int, hidden: int, *, sequence: bool | str = False,
                  like: nn.Embedding | None = None):
-        super().__init__(comm)
+        super().__init__(comm, sequence)
         if vocab < comm.size:
             raise ConfigError(f"{comm.size} ranks can't share a vocabulary of {vocab}")
-        self.sequence = checked(sequence)
         self.vocab, self.rows = vocab, share(vocab, comm)
         whole = checked_like(like or nn.Embedding(vocab, hidden), nn.Embedding, vocab, hidden)
         if whole.max_norm is not None or whole.scale_grad_by_freq or whole.sparse:
@@ -161,9 +156,7 @@ class VocabEmbedding(Sharded):
         check_vocabulary("token", tokens, self.vocab)
         row, mine = local_index(tokens, self.rows.start, len(self.rows))
         partial = embedding(row, self.weight, self.padding_row)
-        partial = partial.masked_fill(~mine.unsqueeze(-1), 0.0)
-        leave = reduce_scatter_to if self.sequence else reduce_from
-        return leave(self.comm, partial)
+        return leave(self.comm, partial.masked_fill(~mine.unsqueeze(-1), 0.0), self.sequence)
 
 
 def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: str = "mean",
@@ -250,7 +243,7 @@ def shard(gpt: GPT, comm: Comm, sequence: bool | str = False) -> GPT:
     Raises `ConfigError` if `gpt` differs from rank to rank, was sharded before, or doesn't divide.
     """
     check_shardable(gpt, comm)
-    sequence = checked(sequence)
+    check_sequence(sequence)
     if sequence:
         cut_positions(gpt, comm)
     gpt.draw_seeds = lambda tokens: draw_shared_seeds(comm, tokens)
@@ -289,14 +282,10 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
     if isinstance(gpt.tokens, VocabEmbedding):
         raise ConfigError("this GPT was sharded before; shard a new one")
     check_comm(comm, "tensor.shard(gpt, comm)")
-    sums = {name: "without data" if p.is_meta else float(p.detach().double().sum())
+    sums = {name: f"adds up to {'nothing' if p.is_meta else float(p.detach().double().sum())}"
             for name, p in gpt.named_parameters()}
-    everyone = comm._all_gather_objects({"its sizes": str(gpt.config)} | sums)
-    for rank, theirs in enumerate(everyone):
-        for name, value in everyone[0].items():
-            if theirs.get(name) != value:
-                raise ConfigError(f"ranks hold different models: {name!r} on rank {rank} is not "
-                                  f"what it is on rank 0; give GPT the same config and seed")
+    check_same(comm, "ranks hold different models; give GPT the same config and seed",
+               {"config": f"is {gpt.config}"} | sums)
 
 
 def check_input(x: Tensor, weight: Tensor, multiplied: bool = True) -> None:
@@ -310,8 +299,7 @@ def check_input(x: Tensor, weight: Tensor, multiplied: bool = True) -> None:
         raise ConfigError(f"the layer computes in {weight.dtype}; convert its input with "
                           f"x.to({weight.dtype}), which is {x.dtype}, or the layer's parameters")
     if multiplied and x.shape[-1:] != weight.shape[1:]:
-        raise ShapeMismatch(f"the layer takes (…, {weight.shape[1]}) on this rank, not "
-                            f"{tuple(x.shape)}")
+        raise ShapeMismatch(f"the layer takes (…, {weight.shape[1]}) here, not {tuple(x.shape)}")
 
 
 def checked_like(like: Any, kind: type[nn.Module], *shape: int) -> Any:
@@ -320,12 +308,6 @@ def checked_like(like: Any, kind: type[nn.Module], *shape: int) -> Any:
         raise ConfigError(f"`like` must be an nn.{kind.__name__} with a weight of shape {shape}, "
                           f"not {short(like)}")
     return like
-
-
-def checked(sequence: bool | str) -> bool | str:
-    if sequence not in (False, True, "regather"):
-        raise ConfigError(f'sequence must be False, True or "regather", not {sequence!r}')
-    return sequence
 
 
 def scaled(rows: range, by: int) -> range:
@@ -337,6 +319,12 @@ def enter(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
     """`x` enters a tensor-parallel region."""
     entered: Tensor = gather_from(comm, x) if sequence else copy_to(comm, x)
     return entered
+
+
+def leave(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
+    """The sum of the ranks' `x` leaves it."""
+    left: Tensor = reduce_scatter_to(comm, x) if sequence else reduce_from(comm, x)
+    return left
 
 
 def enter_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None,

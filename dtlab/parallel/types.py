@@ -33,6 +33,7 @@ from dtlab import collectives
 from dtlab.collectives.registry import overridable
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, TypeMismatch
+from dtlab.parallel.hooks import in_autograd
 from dtlab.parallel.linear import LINEAR, leaves, misfit
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.rank_numbers import Parts, RankMesh, RankNumber, with_rank_number
@@ -140,7 +141,7 @@ class _Checker(TorchFunctionMode):
         inputs: list[Any] = [x for x in leaves((args, kwargs))
                              if isinstance(x, (Tensor, RankNumber))]
         by_rank = any(isinstance(x, RankNumber) for x in inputs)
-        if (torch._C._current_graph_task_id() != -1  # backward follows from forward
+        if (in_autograd()  # backward follows from forward
                 or not (inputs or operation in RANDOM) or operation == "set"
                 or (operation in METADATA.split() and not by_rank)
                 or getattr(func, "__module__", "") == "torch.nn.init"):  # declared, if V

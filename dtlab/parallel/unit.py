@@ -1,4 +1,4 @@
-"""The parameters of one layer as one vector, which ranks can cut evenly.
+"""The parameters of one layer as one vector, which ranks can cut evenly; and which those are.
 
 "Unit" as in FSDP: what is gathered, reduced and freed together. Source: Zhao et al. 2023, "PyTorch
 FSDP: experiences on scaling fully sharded data parallel".
@@ -6,13 +6,15 @@ FSDP: experiences on scaling fully sharded data parallel".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
 
+from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
@@ -27,13 +29,52 @@ from dtlab.parallel.sharded_parameter import (
 from dtlab.parallel.types import VARYING, declare, known_letters
 
 
-class Piece(NamedTuple):
-    """`length` elements of `parameter`, from `start` on, lie in this rank's shard from `at` on."""
+def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> list[nn.Module]:
+    """Return `layers`; if None, the elements of the outermost lists and sequences of modules in
+    `module`."""
+    if layers is not None:
+        layers = list(layers) if isinstance(layers, Iterable) else [layers]
+        for layer in layers:
+            if layer not in module.modules():
+                raise ConfigError(f"layers is a list of modules that belong to the one that zero "
+                                  f"wraps; {short(layer)} doesn't")
+        return with_forward(layers)
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return with_forward(module)
+    return [layer for child in module.children() for layer in layers_of(child)]
 
-    parameter: nn.Parameter
+
+def with_forward(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Replace modules without a forward, such as lists within lists, by what they hold."""
+    return [layer for m in modules for layer in (
+        with_forward(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward
+        else [m])]
+
+
+def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:
+    """The trained parameters of each layer that have elements, in order, with their names; the
+    first layer, which is the root, has those that belong to none of the others, or not to one
+    alone."""
+    root, *others = layers
+    names = {p: name for name, p in root.named_parameters() if p.requires_grad and p.numel()}
+    uses = Counter(p for _, p in root.named_parameters(remove_duplicate=False))
+    owners = Counter(p for layer in others for p in layer.parameters())
+    owned = []
+    for layer in others:
+        inside = Counter(p for _, p in layer.named_parameters(remove_duplicate=False))
+        owned.append({p: names[p] for p in inside
+                      if p in names and inside[p] == uses[p] and owners[p] == 1})
+    elsewhere = {p for layer in owned for p in layer}
+    return [{p: name for p, name in names.items() if p not in elsewhere}, *owned]
+
+
+class Piece(NamedTuple):
+    """The elements of a parameter, from `start` on, that lie in this rank's shard at `place`;
+    `master` is these, as the optimizer steps them."""
+
     start: int
-    at: int
-    length: int
+    place: slice
+    master: Any
 
 
 class Unit:
@@ -42,7 +83,7 @@ class Unit:
     names: of the parameters. whole: (N·n,) all of them, of which the module's parameters are views;
     None while it is freed, as it is at first unless it is to `keep`. shard: (n,) this rank's row of
     it. master: (n,) the shard itself, or a copy in the optimizer's dtype and on its device. pieces:
-    what parameters the shard has parts of; masters: of each piece, as the optimizer steps it.
+    by parameter, what the shard has of it.
     gradients: like `whole`, while they are computed, of the parameters that are `computed`.
     gradient: (n,) this rank's shard of what all ranks' add up to, where those of the parameters
     that no rank has computed, all but `reduced`, are 0.
@@ -80,25 +121,24 @@ class Unit:
         self.gradient: Tensor | None = None
         self.computed: set[nn.Parameter] = set()
         self.reduced: set[nn.Parameter] = set()
-        self.pieces = list(self._pieces())
-        self.masters: list[Any] = [MasterParameter(self.master[at : at + count])
-                                   for _, _, at, count in self.pieces]
-        for (p, *_), master in zip(self.pieces, self.masters, strict=True):
-            master.whole = p
-            known_letters[master] = dict(known_letters.get(values, {}))
-            declare(master, comm, VARYING)
+        self.pieces = dict(self._pieces())
+        for p, piece in self.pieces.items():
+            piece.master.whole = p
+            known_letters[piece.master] = dict(known_letters.get(values, {}))
+            declare(piece.master, comm, VARYING)
 
     def row_of(self, whole: Tensor | None) -> Tensor:
         """This rank's row."""
         assert whole is not None
         return whole.view(self.comm.size, -1)[self.comm.rank]
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
         begin = self.comm.rank * len(self.shard)
         for p, first in self.starts.items():
             low, high = max(first, begin), min(first + p.numel(), begin + len(self.shard))
             if low < high:
-                yield Piece(p, low - first, low - begin, high - low)
+                place = slice(low - begin, high - begin)
+                yield p, Piece(low - first, place, MasterParameter(self.master[place]))
 
     # ---- parameters ------------------------------------------------------------------------------
 
@@ -146,9 +186,9 @@ class Unit:
 
     def take_step(self) -> None:
         """The optimizer has stepped `master`."""
-        for piece in self.masters:
-            set_local_gradient(piece, None)
-            piece.__class__ = MasterParameter
+        for piece in self.pieces.values():
+            set_local_gradient(piece.master, None)
+            piece.master.__class__ = MasterParameter
         if self.master is not self.shard:
             self.shard.copy_(self.master)
 
@@ -184,12 +224,12 @@ class Unit:
         """This rank's part of the reduced gradient, which may have no elements."""
         if self.gradient is None or p not in self.reduced:
             return None
-        at, count = next(((at, count) for q, _, at, count in self.pieces if q is p), (0, 0))
-        return self.gradient[at : at + count].as_subclass(GradientPart)
+        place = self.pieces[p].place if p in self.pieces else slice(0)
+        return self.gradient[place].as_subclass(GradientPart)
 
     def named_gradients(self) -> list[tuple[str, Tensor]]:
         """This rank's parts of the reduced gradients, each with its parameter's name."""
-        return [(self.names[p], self.gradient[at : at + count]) for p, _, at, count in self.pieces
+        return [(self.names[p], self.gradient[piece.place]) for p, piece in self.pieces.items()
                 if self.gradient is not None and p in self.reduced]
 
     def set_zero_gradient(self, p: nn.Parameter) -> None:
@@ -202,10 +242,10 @@ class Unit:
         """Assign the reduced gradient to the optimizer's parameters, the masters."""
         if self.gradient is not None:
             self.gradient = self.gradient.to(self.master)
-        for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
-            master.__class__ = nn.Parameter  # of which foreach and fused optimizers know
+        for p, piece in self.pieces.items():
+            piece.master.__class__ = nn.Parameter  # of which foreach and fused optimizers know
             if self.gradient is not None and p in self.reduced:
-                master.grad = self.gradient[at : at + count]
+                piece.master.grad = self.gradient[piece.place]
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""
@@ -245,7 +285,7 @@ def _unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
     return x
 
 
-def torch_func_differentiates(allowed: bool) -> bool:
+def in_torch_func(allowed: bool) -> bool:
     """Does one of torch.func's transforms that differentiate run? Raise `ConfigError` if so, unless
     it is `allowed`."""
     runs = any(transform.key() != TransformType.Vmap

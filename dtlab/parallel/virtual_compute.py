@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import nn
 
@@ -22,21 +23,18 @@ def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: floa
     """
     check_comm(comm, "charge_compute(comm, …)")
     if not isinstance(layers, Mapping) or not all(isinstance(one, nn.Module) for one in layers):
-        raise ConfigError(f"charge_compute takes a dictionary, seconds by module, not "
-                          f"{short(layers)}")
+        raise ConfigError(f"charge_compute takes seconds by module, not {short(layers)}")
     for name, value in (("backward", backward), *(("its seconds", s) for s in layers.values())):
         check_amount(f"charge_compute: {name}", value)
 
-    def charge(label: str, seconds: float) -> None:
+    def charge(label: str, seconds: float, *_: object) -> None:
         with comm.compute(label, seconds):
             pass
 
-    def hook(layer: nn.Module, seconds: float) -> None:
-        def forward_ends(_layer: nn.Module, _inputs: object, outputs: object) -> None:
-            before_backward_of(outputs, lambda _: charge("backward", backward * seconds))
-
-        layer.register_forward_pre_hook(lambda *_: charge("forward", seconds))
-        layer.register_forward_hook(forward_ends)
+    def charge_backward(seconds: float, _layer: nn.Module, _inputs: object, outputs: object
+                        ) -> None:
+        before_backward_of(outputs, partial(charge, "backward", seconds))
 
     for layer, seconds in layers.items():
-        hook(layer, seconds)
+        layer.register_forward_pre_hook(partial(charge, "forward", seconds))
+        layer.register_forward_hook(partial(charge_backward, backward * seconds))

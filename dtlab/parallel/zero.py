@@ -30,13 +30,12 @@ from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import Hook, before_backward_of, in_autograd
-from dtlab.parallel.layers import layers_of, parameters_by_layer
 from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_not_compiled, check_own_memory
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.sharded_parameter import set_local_gradient
-from dtlab.parallel.synchronized import Region, SynchronizedModule
-from dtlab.parallel.unit import Unit, saved_as_views, torch_func_differentiates
+from dtlab.parallel.synchronized import SteppedPart, SynchronizedModule
+from dtlab.parallel.unit import Unit, in_torch_func, layers_of, parameters_by_layer, saved_as_views
 
 
 def zero(
@@ -116,12 +115,12 @@ class Stage1(SynchronizedModule):
     def set_zero_gradient(self, p: nn.Parameter) -> None:
         self._unit_of[p].set_zero_gradient(p)
 
-    def regions(self) -> list[Region]:
+    def stepped_parts(self) -> list[SteppedPart]:
         for unit in self.units:
             unit.take_writes()
-        return [Region(unit.names[p], p.shape, master, [(start, 0, count)])
-                for unit in self.units
-                for (p, start, _, count), master in zip(unit.pieces, unit.masters, strict=True)]
+        return [SteppedPart(unit.names[p], p.shape, piece.master,
+                            [(piece.start, 0, len(piece.master))])
+                for unit in self.units for p, piece in unit.pieces.items()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; those that are reduced become None, or zeros."""
@@ -256,28 +255,28 @@ class Stage3(Stage2):
     def _hook(self, layer: nn.Module, unit: Unit) -> None:
         """Have `unit` gathered and freed whenever `layer` runs."""
 
-        def before(*_: Any) -> None:
-            torch_func_differentiates(allowed=unit.whole is not None)
+        def gather(*_: Any) -> None:
+            in_torch_func(allowed=unit.whole is not None)
             self._use(unit)
 
-        def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        def end_forward(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
             self._in_forward.remove(unit)
             if not in_autograd() and not self._gathered_depth:  # unless checkpointing runs it again
                 unit.take_row()
                 unit.free()
-            before_backward_of(outputs, before)
+            before_backward_of(outputs, gather)
 
-        layer.register_forward_pre_hook(Hook(before), prepend=True)  # others read weights
+        layer.register_forward_pre_hook(Hook(gather), prepend=True)  # others read weights
         layer.register_forward_pre_hook(Hook(lambda *_: self._in_forward.append(unit)),
                                         prepend=True)
-        layer.register_forward_hook(Hook(after), always_call=True)
+        layer.register_forward_hook(Hook(end_forward), always_call=True)
 
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values
 
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Backward gathers again what forward has freed: see `saved_as_views`."""
         check_not_compiled(self.module)
-        if torch_func_differentiates(allowed=self._gathered_depth > 0):  # it takes no such hooks
+        if in_torch_func(allowed=self._gathered_depth > 0):  # it takes no such hooks
             return super().run_module(*args, **options)
         with saved_tensors_hooks(*saved_as_views(self.units, self._use)):
             return super().run_module(*args, **options)

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from dtlab.errors import ConfigError
 from dtlab.parallel.mesh import check_axes, groups
 from dtlab.plots.palette import FAINT, QUIET, ink_on, rank_color
 from dtlab.plots.picture import Picture, page
@@ -35,12 +34,8 @@ def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *,
     Devices are in one machine if the quickest links join them. Raises `ConfigError` unless the axes
     multiply to the cluster's ranks.
     """
-    check_axes(axes)
+    check_axes(axes, cluster.ranks, cluster.name)
     machines = machines_of(cluster)
-    every = groups(axes, *axes)[0]
-    if len(every) != cluster.ranks:
-        raise ConfigError(f"a mesh of {dict(axes)} has {len(every)} ranks, but {cluster.name} has "
-                          f"{cluster.ranks}")
     shown = axis or list(axes)[-1]
     color = {rank: rank_color(number) for number, group in enumerate(groups(axes, shown))
              for rank in group}

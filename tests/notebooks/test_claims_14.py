@@ -168,7 +168,7 @@ def test_why_llama_3_is_laid_out_as_it_is(prose: str) -> None:
     found = predict(HUGE, topology, layout, device=H100, software=COMPILED)
     assert found.work is not None
     gather_s = wire_of(layout.mesh, "dp", wires(topology)).ring_s(
-        1024, 2 * found.work.layer_parameters)
+        1024, 2 * found.work.parameters.layer)
     assert (round(gather_s * 1e3), round(found.work.forward_s * 1e3)) == (22, 12)
 
 

@@ -15,7 +15,6 @@ from torch.nn.functional import dropout, gelu, layer_norm
 import dtlab
 from dtlab.collectives import all_reduce
 from dtlab.models.dropout import counter_dropout
-from dtlab.parallel.batch_norm import total  # as torch.distributed.nn.all_reduce: both ways
 from dtlab.parallel.conversions import (
     copy_to,
     gather_from,
@@ -102,8 +101,10 @@ def the_last_all_reduce_of_backward_is_missing(
 def gradients_are_doubled(comm: dtlab.Comm, p: SimpleNamespace, mended: bool) -> Tensor:
     h = copy_to(comm, normed(p.x * p.e, p.norm))
     wide = gelu(h @ p.up.T)
-    leave = reduce_from if mended else total  # right if each rank computes its own loss of the sum
-    return mse(p, leave(comm, wide @ p.down.T))
+    out = reduce_from(comm, wide @ p.down.T)
+    if not mended:  # as torch.distributed.nn.all_reduce: right if the ranks' losses add up
+        out = copy_to(comm, out)
+    return mse(p, out)
 
 
 @bug("NVIDIA/Megatron-LM/issues/1446", r"layer_norm mixes weight|norm.*copy_to")

@@ -99,6 +99,7 @@ def forget_a_shard(folder: Path) -> None:
     (lambda folder: (folder / "../latest").unlink(), "holds no checkpoint: there is no latest"),
     (lambda folder: (folder / "../latest").write_text("?"), r"latest is corrupt; .* one of 1"),
     (lambda folder: (folder / "index.json").write_text("{"), "index.json is corrupt"),
+    (lambda folder: (folder / "index.json").write_text('{"files": {}}'), "index.json is corrupt"),
 ])
 def test_a_damaged_checkpoint_is_named_and_changes_nothing(
         tmp_path: Path, damage: Any, sentence: str) -> None:

@@ -167,8 +167,8 @@ def test_parameters_keep_their_groups_and_options_on_any_mesh(
         model, stepper = hybrid(GPT(UNTIED), Mesh(comm, **axes), stage=stage, groups=options_of)
         use(tmp_path, model, stepper)
         groups = {p: group["lr"] for group in stepper.param_groups for p in group["params"]}
-        for region in model.regions():
-            assert groups[region.tensor] == options_of(region.name)["lr"], region.name
+        for part in model.stepped_parts():
+            assert groups[part.tensor] == options_of(part.name)["lr"], part.name
         return [group["lr"] for group in stepper.param_groups]
 
     for axes, use in ((before, save), (after, load)):

@@ -99,6 +99,8 @@ def test_bad_numbers_are_named() -> None:
             LAMB([weight()], betas=betas)
     with pytest.raises(dtlab.ConfigError, match="factor must be a whole number, 1 or more"):
         growing_batch(3, 16, (1,), -2)
+    with pytest.raises(dtlab.ConfigError, match="a milestone must be a number, not 'a'"):
+        growing_batch(3, 16, "ab", 2)
 
 
 OPTIMIZERS = {"LARS": (LARS, {"lr": 0.5, "trust": 0.1, "weight_decay": 0.01}),

@@ -194,7 +194,7 @@ def test_text_that_is_no_schedule_says_so(text: Any, says: str) -> None:
     (lambda: interleaved(2, 2, 0), "v, the chunks,"),
     (Schedule.of([[]]).check, "the schedule has no actions"),
     (lambda: gpipe(2, 2).time(F=-1), "time: F must be 0 seconds or more"),
-    (lambda: gpipe(2, 2).time(B=1, W=2), "contains W=2"),
+    (lambda: gpipe(2, 2).time(B=1, W=2), "less than W=2"),
     (lambda: gpipe(2, 2).time(comm=float("nan")), "comm must be"),
     (lambda: cut([nn.Linear(1, 1)] * 3, 4), "3 layers can't make 4 stages"),
     (lambda: cut([nn.Linear(1, 1)] * 3, [1, 1]), "don't make up 3 layers"),

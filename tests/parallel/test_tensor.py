@@ -395,7 +395,7 @@ def test_new_parameters_of_a_layer_are_its_parts_as_the_first_ones_were(renewed:
      lambda comm, _: RowLinear(comm, 2, 4, like=torch.nn.Linear(3, 4))),
     (r"`like` must be an nn.Linear with .* not Embedding",
      lambda comm, _: ColumnLinear(comm, 4, 2, like=torch.nn.Embedding(2, 4))),
-    (r"the layer takes \(…, [23]\) on this rank, not \(2, 5\)",
+    (r"the layer takes \(…, [23]\) here, not \(2, 5\)",
      lambda comm, x: RowLinear(comm, 5, 4)(x)),
     ("chunks must be a whole number, 1 or more, not 0",
      lambda comm, x: gather_linear(comm, x, x, chunks=0)),
@@ -407,7 +407,7 @@ def test_new_parameters_of_a_layer_are_its_parts_as_the_first_ones_were(renewed:
     ("dropout of 0.1 needs the samples' seeds",
      lambda comm, _: GPT(config_of(4, 4)).blocks[0](torch.ones(2, 3, 24))),
     ("sharded before", lambda comm, _: shard(shard(GPT(config_of(4, 4)), comm), comm)),
-    (r"different models: 'tokens\.weight' on rank 1",
+    (r"different models; .* seed: 'tokens\.weight' adds up to .* on rank 0, but .* on rank 1",
      lambda comm, _: shard(GPT(config_of(4, 4), seed=comm.rank), comm)),
     (r"takes a dtlab\.models\.GPT, not Linear", lambda comm, _: shard(nn.Linear(2, 2), comm)),
 ])

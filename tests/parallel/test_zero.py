@@ -48,7 +48,7 @@ def test_model_state_is_that_of_the_paper_to_the_padding(stage: int, ranks: int)
                                     param_dtype=torch.bfloat16)
             step_of(model, optimizer, "mlp", 0, torch.bfloat16)
             slack = sum(unit.padding for unit in model.units) * 16 + 4 * len(model.units)
-            slack += 4 * sum(len(unit.masters) for unit in model.units)  # Adam counts its steps
+            slack += 4 * sum(len(unit.pieces) for unit in model.units)  # Adam counts its steps
         else:
             model = DataParallel(deep(), comm)
             optimizer = torch.optim.Adam(model.parameters())

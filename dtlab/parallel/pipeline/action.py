@@ -28,6 +28,12 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro}"
 
+    def neighbour(self, step: int, stages: int) -> int | None:
+        """Return the stage before this one (step −1) or after it (1) on the way of activations or,
+        in B and I, of gradients; None at the ends, and for W, which hands on nothing."""
+        stage = self.stage + (step if self.kind == "F" else -step)
+        return stage if self.kind != "W" and 0 <= stage < stages else None
+
     def needs(self, stages: int) -> list[tuple[Action, ...]]:
         """Return what must be done before: one action of each tuple."""
         stage, kind, micro = self

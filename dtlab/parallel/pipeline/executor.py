@@ -22,10 +22,9 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.model_check import check_same_batch, check_whole_batch
 from dtlab.parallel.pipeline.action import Action
-from dtlab.parallel.pipeline.batch import as_tensor, micro_batches, unchanged
-from dtlab.parallel.pipeline.form import Form, Received, joined, taken_apart
+from dtlab.parallel.pipeline.batch import as_tensor, check_mean, counted, micro_batches, unchanged
 from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights, check_halved
-from dtlab.parallel.pipeline.mean import check_mean, counted
+from dtlab.parallel.pipeline.outputs import OutputMeta, Received, joined, taken_apart
 from dtlab.parallel.pipeline.schedule import Schedule
 from dtlab.parallel.pipeline.tied import reduce_tied, take_gradients, tie
 from dtlab.parallel.synchronized import SynchronizedModule
@@ -92,20 +91,13 @@ class Pipeline:
 
     def _output_message(self, action: Action) -> Message | None:
         """Return the message that `action` sends, named by the stage that receives it, if any."""
-        stage, kind, micro = action
-        if kind == "F" and stage < self.schedule.stages - 1:
-            return Action(stage + 1, "F", micro)
-        if kind in "BI" and stage:
-            return Action(stage - 1, "B", micro)
-        return None
+        stage = action.neighbour(1, self.schedule.stages)
+        return None if stage is None else Action(stage, action.kind.replace("I", "B"), action.micro)
 
     def _input_message(self, action: Action) -> Message | None:
         """Return the message that `action` needs, if any."""
-        stage, kind, micro = action
-        if kind == "F":
-            return action if stage else None
-        last = stage == self.schedule.stages - 1
-        return None if kind == "W" or last else Action(stage, "B", micro)
+        stage = action.neighbour(-1, self.schedule.stages)
+        return None if stage is None else action._replace(kind=action.kind.replace("I", "B"))
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -175,9 +167,8 @@ class Pipeline:
         self.saved: dict[tuple[int, int], Any] = {}  # by (stage, micro-batch)
         self.outputs: dict[int, Any] = {}  # of the last stage, by micro-batch
         self.received: dict[Message, list[Tensor]] = {}
-        self.forms: dict[int, Form] = {}  # of the inputs of each stage
-        self.under_way: dict[int, list[tuple[Message, list[Tensor], list[Work]]]]
-        self.under_way = defaultdict(list)
+        self.input_meta: dict[int, OutputMeta] = {}  # by stage
+        self.under_way = defaultdict[int, list[tuple[Message, list[Tensor], list[Work]]]](list)
         self.sends: list[Work] = []
 
     def _run_row(self, row: Sequence[Action]) -> None:
@@ -231,15 +222,15 @@ class Pipeline:
         x, targets, extras = self.batch[micro]
         inputs: list[Tensor] = []  # that need gradients
         if stage:
-            arrived, form = self.received.pop(Action(stage, "F", micro)), self.forms[stage]
-            for place, needs in enumerate(form.gradients):
-                if needs:
+            arrived, meta = self.received.pop(Action(stage, "F", micro)), self.input_meta[stage]
+            for place, each in enumerate(meta.tensors):
+                if each.requires_grad:
                     x = arrived[place]
                     leaf = x.new_zeros(()).expand(x.shape).requires_grad_()
                     arrived[place] = Received.apply(leaf, x)
-                    known_letters[arrived[place]] = form.letters[place]
+                    known_letters[arrived[place]] = each.letters
                     inputs.append(leaf)
-            x = tree_map(arrived.__getitem__, form.places)
+            x = tree_map(arrived.__getitem__, meta.places)
         module = self.modules[stage]
         run = self._recomputed if self.recompute and torch.is_grad_enabled() else call
         try:
@@ -259,7 +250,7 @@ class Pipeline:
             self.loss += loss.detach()
             self.saved[stage, micro] = inputs, [loss] if loss.requires_grad else []
             return None
-        self.form, tensors = taken_apart(y, f"stage {stage}")
+        self.output_meta, tensors = taken_apart(y, f"stage {stage}")
         self.saved[stage, micro] = inputs, [t for t in tensors if t.requires_grad]
         return [t.detach() for t in tensors]
 
@@ -296,25 +287,25 @@ class Pipeline:
         message = self._output_message(action)
         assert message is not None
         rank = self.schedule.rank_of[message.stage]
-        first = message.kind == "F" and message.stage not in self.forms
+        first = message.kind == "F" and message.stage not in self.input_meta
         if message.kind == "F":
-            form = self.forms.setdefault(message.stage, self.form)
-            if form != self.form:
-                raise ConfigError(f"stage {action.stage} returns {self.form} of micro-batch "
-                                  f"{action.micro}, but {form} of the first")
+            meta = self.input_meta.setdefault(message.stage, self.output_meta)
+            if meta != self.output_meta:
+                raise ConfigError(f"stage {action.stage} returns {self.output_meta} of micro-batch "
+                                  f"{action.micro}, but {meta} of the first")
         if rank == self.comm.rank:
             self.received[message] = result
             return
         comm = self.comm.labelled(str(message))
         if first:
-            self.sends.append(comm.isend(self.form, rank))
+            self.sends.append(comm.isend(self.output_meta, rank))
         for x in result:
             self.sends.append(comm.post(Send(x.contiguous(), rank))[0])
 
     def _expect(self, action: Action, now: bool) -> None:
         """Begin to receive what the action needs, and what its sender sends before that. Unless it
-        is needed `now`, only if its form is known: that of a stage's inputs comes with the first of
-        them, and their gradients have the same."""
+        is needed `now`, only if its shapes are known: those of a stage's inputs come with the first
+        of them, and their gradients have the same."""
         message = self._input_message(action)
         if message is None:
             return
@@ -322,15 +313,16 @@ class Pipeline:
         while message in self.expected.get(rank, ()):
             expected = self.expected[rank][0]
             stage = expected.stage + (expected.kind == "B")  # these are its inputs, or gradients of
-            if stage not in self.forms:
+            if stage not in self.input_meta:
                 if not now:
                     return
-                self.forms[stage] = self.comm.labelled(str(expected)).recv_object(rank)
+                self.input_meta[stage] = self.comm.labelled(str(expected)).recv_object(rank)
             into, works = [], []
-            for shape, dtype, needs, letters in self.forms[stage].parts():
-                if expected.kind == "F" or needs:
-                    x = mark(torch.empty(shape, dtype=dtype, device=self._device()), "activations")
-                    known_letters[x] = letters if expected.kind == "F" else {}
+            for meta in self.input_meta[stage].tensors:
+                if expected.kind == "F" or meta.requires_grad:
+                    x = mark(torch.empty(meta.shape, dtype=meta.dtype, device=self._device()),
+                             "activations")
+                    known_letters[x] = meta.letters if expected.kind == "F" else {}
                     into.append(x)
                     works.append(self.comm.labelled(str(expected)).irecv(x, rank))
             self.under_way[rank].append((self.expected[rank].pop(0), into, works))
@@ -343,7 +335,9 @@ class Pipeline:
             self.received[arrived] = into
 
     def _sender(self, message: Message) -> int:
-        return self.schedule.rank_of[message.stage + (-1 if message.kind == "F" else 1)]
+        stage = message.neighbour(-1, self.schedule.stages)
+        assert stage is not None
+        return self.schedule.rank_of[stage]
 
     def _device(self) -> torch.device:
         p = next((p for module in self.modules.values() for p in module.parameters()), None)

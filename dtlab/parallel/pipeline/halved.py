@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from dtlab.errors import ConfigError
-from dtlab.parallel.layers import is_compiled
+from dtlab.parallel.model_check import is_compiled
 from dtlab.parallel.zero import Stage3
 
 Gradients = tuple[Tensor | None, ...]  # of a node's outputs

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,12 +43,12 @@ class Schedule:
     @cached_property
     def stages(self) -> int:
         """The number of stages on all ranks."""
-        return 1 + max((action.stage for row in self.rows for action in row), default=-1)
+        return 1 + max((action.stage for _, _, action in self._cells()), default=-1)
 
     @cached_property
     def micro_batches(self) -> int:
         """m."""
-        return 1 + max((action.micro for row in self.rows for action in row), default=-1)
+        return 1 + max((action.micro for _, _, action in self._cells()), default=-1)
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
@@ -131,30 +131,26 @@ class Schedule:
         """Raise `ConfigError`, which prints the grid and marks the cell, unless each micro-batch
         passes each stage exactly once, forward and backward, in an order that ends. Returns self.
         """
-        for rank, row in enumerate(self.rows):
-            for action in row:
-                if not isinstance(action, Action) or not _ACTION.fullmatch(str(action)):
-                    raise ConfigError(f"rank {rank}: {action!s:.30} is no action, such as "
-                                      f"Action(0, 'F', 3)")
+        for rank, _, action in self._cells():
+            if not isinstance(action, Action) or not _ACTION.fullmatch(str(action)):
+                raise ConfigError(f"rank {rank}: {action!s:.30} is no action, such as "
+                                  f"Action(0, 'F', 3)")
         if not self.stages:
             raise ConfigError("the schedule has no actions")
         seen: dict[Action, tuple[int, int]] = {}
-        for rank, row in enumerate(self.rows):
-            for number, action in enumerate(row):
-                home = self.rank_of[action.stage]
-                if home != rank:
-                    self._refuse(f"stage {action.stage} is on rank {home}, too", rank, number)
-                if action in seen:
-                    self._refuse(f"{action} is done twice", rank, number)
-                seen[action] = rank, number
+        for rank, number, action in self._cells():
+            home = self.rank_of[action.stage]
+            if home != rank:
+                self._refuse(f"stage {action.stage} is on rank {home}, too", rank, number)
+            if action in seen:
+                self._refuse(f"{action} is done twice", rank, number)
+            seen[action] = rank, number
         for stage in range(self.stages):
             for micro in range(self.micro_batches):
                 self._check_complete(stage, micro, seen)
         done = set(run_in_order(self.rows, self.stages))
-        for rank, row in enumerate(self.rows):
-            for number, action in enumerate(row):
-                if (rank, number) in done:
-                    continue
+        for rank, number, action in self._cells():
+            if (rank, number) not in done:
                 waits = next(one for one in action.needs(self.stages)
                              if not any(a in seen and seen[a] in done for a in one))
                 missing = next(a for a in waits if a in seen)
@@ -163,6 +159,12 @@ class Schedule:
                              f"deadlock: {action} waits for {missing}, which never runs",
                              rank, number)
         return self
+
+    def _cells(self) -> Iterator[tuple[int, int, Action]]:
+        """Yield (rank, number, action) of all actions."""
+        for rank, row in enumerate(self.rows):
+            for number, action in enumerate(row):
+                yield rank, number, action
 
     def _check_complete(self, stage: int, micro: int, seen: dict[Action, tuple[int, int]]) -> None:
         forward, full, *halves = (Action(stage, kind, micro) for kind in "FBIW")

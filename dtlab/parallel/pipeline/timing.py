@@ -74,8 +74,7 @@ def time_of(rows: Rows, stages: int, micro_batches: int, F: float, B: float, W: 
     for name, value in (("F", F), ("B", B), ("W", W), ("comm", comm)):
         check_amount(f"time: {name}", value, " seconds")
     if W > B:
-        raise ConfigError(f"time: B={B!r} is the full backward and contains W={W!r}; it can't be "
-                          f"less")
+        raise ConfigError(f"time: B={B!r} is all of backward, and can't be less than W={W!r}")
     if not rows or not all(rows) or not F + B:
         raise ConfigError("time: each rank needs something to do, and F or B more than 0 seconds")
     took = {"F": F, "B": B, "I": B - W, "W": W}

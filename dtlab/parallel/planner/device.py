@@ -18,8 +18,7 @@ class Device:
     matrix products has reached. peak_flops: by precision, of the data sheet, which utilizations are
     shares of. attention_flops: that FlashAttention's forward has reached with a causal mask.
     memory_Bps: bytes a second, read or written. memory_bytes: how many it has. source: where the
-    numbers are from.
-    """
+    numbers are from."""
 
     name: str
     product_flops: Mapping[str, float]

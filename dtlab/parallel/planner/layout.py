@@ -30,8 +30,7 @@ class Layout(NamedTuple):
     reduced beside computation; overlap_tp: activations as well, beside matrix products, keys and
     values beside attention, and tokens for experts beside another micro-batch. reduce_each:
     gradients are reduced after every micro-batch, not once. gather_once: with ZeRO 3, parameters
-    are gathered once a step, and stay until its end.
-    """
+    are gathered once a step, and stay until its end."""
 
     mesh: dict[str, int]
     micro_batch: int = 1
@@ -82,6 +81,11 @@ class Layout(NamedTuple):
     def batch(self) -> int:
         """Samples of a step."""
         return self.samplers * self.micro_batch * self.micro_batches
+
+    @property
+    def reduces_at_once(self) -> bool:
+        """Are gradients reduced as backward computes them, and not once at the end of a step?"""
+        return self.reduce_each or (self.pp == 1 and (self.stage > 1 or self.micro_batches == 1))
 
     @property
     def starts(self) -> int:

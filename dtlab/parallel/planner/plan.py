@@ -23,8 +23,7 @@ from dtlab.models.shapes import Shape, check_shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
-from dtlab.parallel.planner.schedules import HALVED
-from dtlab.parallel.planner.schedules import bubble_s as bubble_s_of
+from dtlab.parallel.planner.schedules import HALVED, bubble_s_of
 from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
@@ -84,19 +83,21 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
     """
     if not isinstance(layout, Layout):
         raise ConfigError(f"predict takes a Layout, not {short(layout)}")
-    recipe = _check(shape, topology, precision, device, software, masked)
-    _check_mesh(layout.mesh, topology)
+    recipe, software, limit = _checked(shape, topology, device, precision, software, memory_bytes,
+                                       headroom, masked)
+    check_axes(layout.mesh, topology.ranks, topology.name)
+    if unknown := set(layout.mesh) - {*AXES}:
+        raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
+                          f"{', '.join(map(str, unknown))}")
     if wire is not None and not callable(wire):
         raise ConfigError(f"wire is what wires(topology) returns, not {short(wire)}")
-    limit = _limit(device, memory_bytes, headroom)
     if why_not := impossible(shape, layout):
         return Plan(layout, why_not=why_not)
     return _predict(layout, device, limit, wire or wires(topology),
-                    work_of(shape, layout, device, recipe, _here(software, topology), masked),
-                    topology)
+                    work_of(shape, layout, device, recipe, software, masked), topology)
 
 
-class Messages(NamedTuple):
+class MessageTimes(NamedTuple):
     """Seconds that the messages of one layer's forward and of its backward take."""
 
     tensor_s: Sequence[float]
@@ -104,17 +105,18 @@ class Messages(NamedTuple):
     experts_s: Sequence[float]
 
 
-def messages_of(layout: Layout, work: RankWork, wire: Wires) -> Messages:
-    """Time the messages of one layer, each with nothing beside it."""
+def messages_of(layout: Layout, work: RankWork, wire: Wires) -> MessageTimes:
+    """Time the messages of one layer, each with nothing beside it. Context parallelism gathers keys
+    and values; backward does so again, and scatters their gradients."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
-    return Messages([n * half_s for n in work.tp_halves], [n * gather_s for n in work.cp_halves],
-                    [n * exchange_s for n in work.ep_exchanges])
+    return MessageTimes([n * half_s for n in work.tp_halves], [gather_s, 2 * gather_s],
+                        [n * exchange_s for n in work.ep_exchanges])
 
 
-def exposed(messages: Messages, layout: Layout, work: RankWork) -> Messages:
+def exposed(messages: MessageTimes, layout: Layout, work: RankWork) -> MessageTimes:
     """Return the part that computation does not hide with `layout.overlap_tp`: tensor parallelism's
     messages hide behind matrix products, in backward behind those of the inputs' gradients alone
     if the weights' come later; context parallelism's behind attention; experts' behind all of
@@ -125,8 +127,8 @@ def exposed(messages: Messages, layout: Layout, work: RankWork) -> Messages:
     behind = ((work.products_s, 2 * work.products_s - later_s),
               (work.attention_s, work.again * work.attention_s),
               (work.forward_s, work.backward_s - later_s))
-    return Messages(*([max(0.0, a - b) for a, b in zip(sent, room, strict=True)]
-                      for sent, room in zip(messages, behind, strict=True)))
+    return MessageTimes(*([max(0.0, a - b) for a, b in zip(sent, room, strict=True)]
+                          for sent, room in zip(messages, behind, strict=True)))
 
 
 def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, work: RankWork,
@@ -147,7 +149,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
                     average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
-    free_s = _free(layout, wire, sent, (forward_s, backward_s))
+    free_s = _free_s(layout, wire, sent, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
     if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
         gather_s *= 1 + (layout.pp - 1) / (m * layout.chunks)
@@ -174,8 +176,8 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
                 work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
 
 
-def _free(layout: Layout, wire: Wires, messages: Messages, layer_s: tuple[float, float]
-          ) -> Sequence[float]:
+def _free_s(layout: Layout, wire: Wires, messages: MessageTimes, layer_s: tuple[float, float]
+            ) -> Sequence[float]:
     """Return the seconds of a layer's forward and backward in which parameters and gradients can
     travel beside it: not while other messages do on wires of the same α."""
     alpha = wire_of(layout.mesh, ("dp", "ep", "cp"), wire).alpha
@@ -207,12 +209,11 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
         return scattered + 2 * copies.ring_s(layout.replicas, sent * (dense / ranks
                                                                       + routed / expert_ranks))
 
-    one = work.layer_parameters, work.expert_parameters
-    all_of_it = layers * one[0] + work.ends_parameters, layers * one[1]
+    own = work.parameters
+    one, ends, all_of_it = (own.layer, own.experts), (own.ends, 0.0), (own.dense, own.routed)
     parameters_s = half_s(*all_of_it, held) if stage in (1, 2) else 0.0
-    each = (layout.pp == 1 and (m == 1 or stage > 1)) or layout.reduce_each
-    layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
-    if not each:
+    layer_s, last_s = reduce_s(*one), reduce_s(*ends)
+    if not layout.reduces_at_once:
         gradients_s = reduce_s(*all_of_it)
     elif not layout.overlap:
         gradients_s = m * (layers * layer_s + last_s)
@@ -221,40 +222,28 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
         gradients_s = max(layer_s + last_s, m * (layers * layer_s + last_s) - hidden_s)
     if stage < 3:
         return 0.0, gradients_s, parameters_s
-    layer_s, ends_s = half_s(*one, held), half_s(work.ends_parameters, 0.0, held)
+    gather_s, gather_ends_s = half_s(*one, held), half_s(*ends, held)
     if layout.gather_once:
-        return layers * layer_s + ends_s, gradients_s, 0.0
+        return layers * gather_s + gather_ends_s, gradients_s, 0.0
     if not layout.overlap:
-        return 2 * m * (layers * layer_s + ends_s), gradients_s, 0.0
+        return 2 * m * (layers * gather_s + gather_ends_s), gradients_s, 0.0
     # A layer's parameters are gathered while the one before of its chunk computes; in backward
     # gradients leave beside them, on the same wire.
-    leave_s = reduce_s(*one) if each else 0.0
+    leave_s = layer_s if layout.reduces_at_once else 0.0
     others = layers - layout.chunks
-    gather_s = m * (2 * (layout.chunks * layer_s + ends_s)
-                    + others * max(0.0, layer_s - forward_s))
-    late_s = m * others * max(0.0, layer_s + leave_s - backward_s)
-    if each:
-        return gather_s, reduce_s(*one) + reduce_s(work.ends_parameters, 0.0) + late_s, 0.0
-    return gather_s + late_s, gradients_s, 0.0
+    exposed_s = m * (2 * (layout.chunks * gather_s + gather_ends_s)
+                     + others * max(0.0, gather_s - forward_s))
+    late_s = m * others * max(0.0, gather_s + leave_s - backward_s)
+    if layout.reduces_at_once:
+        return exposed_s, layer_s + last_s + late_s, 0.0
+    return exposed_s + late_s, gradients_s, 0.0
 
 
-def _limit(device: Device, memory_bytes: float | None, headroom: float) -> float:
-    limit = device.memory_bytes if memory_bytes is None else memory_bytes
-    check_positive("memory_bytes", limit)
-    check_number("headroom", headroom)
-    if not 0 <= headroom < 1:
-        raise ConfigError(f"headroom is a share of the memory, below 1, not {headroom!r}")
-    return limit * (1 - headroom)
-
-
-def _here(software: Software, topology: Topology) -> Software:
-    """Return `software`, which stalls nowhere if there is one host."""
-    one = not software.stall_s or len(topology.groups) == 1
-    return software._replace(stall_s=0.0) if one else software
-
-
-def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: Device,
-           software: Software, masked: bool) -> Recipe:
+def _checked(shape: Shape, topology: Topology, device: Device, precision: str | Recipe,
+             software: Software, memory_bytes: float | None, headroom: float, masked: bool
+             ) -> tuple[Recipe, Software, float]:
+    """Return the recipe, the software, which stalls nowhere if there is one host, and the bytes
+    that a rank may fill."""
     check_flag("masked", masked)
     for value, kind in ((shape, Shape), (topology, Topology), (device, Device),
                         (software, Software)):
@@ -276,18 +265,14 @@ def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: De
     if recipe.products not in device.product_flops:
         raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "
                           f"in {', '.join(device.product_flops)}")
-    return recipe
-
-
-def _check_mesh(mesh: dict[str, int], topology: Topology) -> None:
-    check_axes(mesh)
-    if unknown := set(mesh) - {*AXES}:
-        raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
-                          f"{', '.join(map(str, unknown))}")
-    if math.prod(mesh.values()) != topology.ranks:
-        raise ConfigError(f"a mesh of {' · '.join(f'{k}={v}' for k, v in mesh.items())} has "
-                          f"{math.prod(mesh.values())} ranks, but {topology.name} has "
-                          f"{topology.ranks}")
+    limit = device.memory_bytes if memory_bytes is None else memory_bytes
+    check_positive("memory_bytes", limit)
+    check_number("headroom", headroom)
+    if not 0 <= headroom < 1:
+        raise ConfigError(f"headroom is a share of the memory, below 1, not {headroom!r}")
+    if software.stall_s and len(topology.groups) == 1:
+        software = software._replace(stall_s=0.0)
+    return recipe, software, limit * (1 - headroom)
 
 
 def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | None = None, *,
@@ -301,11 +286,11 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     Raises `ConfigError`, with the nearest miss, if nothing fits.
     """
     check_whole("batch", batch, 1, 1_000_000)
-    recipe = _check(shape, topology, precision, device, software, masked)
+    recipe, software, limit = _checked(shape, topology, device, precision, software, memory_bytes,
+                                       headroom, masked)
     if only is not None and not callable(only):
         raise ConfigError(f"only is a function of a layout, not {short(only)}")
-    limit = _limit(device, memory_bytes, headroom)
-    wire, plans, software = wires(topology), [], _here(software, topology)
+    wire, plans = wires(topology), list[Plan]()
     for layout in layouts(shape, topology.ranks, batch, len(topology.groups)):
         if only is not None and not only(layout):
             continue

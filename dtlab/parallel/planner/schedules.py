@@ -35,8 +35,8 @@ def stages_of(name: str, ranks: int, chunks: int, rank: int) -> list[int]:
     return [chunk * ranks + rank for chunk in range(chunks)]
 
 
-def bubble_s(name: str, ranks: int, micro_batches: int, forward_s: float, backward_s: float,
-             weights_s: float, chunks: int, message_s: float) -> float:
+def bubble_s_of(name: str, ranks: int, micro_batches: int, forward_s: float, backward_s: float,
+                weights_s: float, chunks: int, message_s: float) -> float:
     """Seconds of a step in which the last rank to end does not compute; see
     `cost.pipeline_bubble_s`, whose closed forms are used where they hold."""
     if name in CLOSED and (name != "ZB-H1" or zb_h1_holds(

@@ -1,11 +1,11 @@
 """A planned step as a program: the messages and the seconds of computation that the planner adds
-up, on tensors without data. Simulating it shows what the sum leaves out: who waits for whom.
-"""
+up, on tensors without data. Simulating it shows what the sum leaves out: who waits for whom."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,8 +20,7 @@ from dtlab.parallel.planner.work import RankWork
 
 
 class Group:
-    """The ranks along some axes, and their collectives, of `nbytes` in all: on as many rings as
-    `rings_of` says, each of which sends its part."""
+    """The ranks along some axes, and the rings on which they send."""
 
     def __init__(self, mesh: Mesh, names: tuple[str, ...], host_of: Callable[[int], int]):
         names = tuple(name for name, size in mesh.axes.items() if name in names and size > 1)
@@ -30,14 +29,14 @@ class Group:
         ranks = mesh.ranks(*names) if names else [mesh.comm.rank]
         self.rings = [mesh.comm.subgroup(ring) for ring in rings_of(ranks, host_of)]
 
-    def gather(self, nbytes: float) -> list[Work]:
-        return self._begin(all_gather, nbytes, 1 / self.size)
-
-    def scatter(self, nbytes: float) -> list[Work]:
-        return self._begin(reduce_scatter, nbytes, self.size)
-
-    def reduce(self, nbytes: float) -> list[Work]:
-        return self._begin(all_reduce, nbytes, 1)
+    def begin(self, collective: Callable[..., object], nbytes: float) -> list[Work]:
+        """Begin a `collective` of `nbytes` in all, of which each ring sends its part."""
+        if self.size == 1 or not nbytes:
+            return []
+        nbytes /= len(self.rings)
+        x = _empty(nbytes if collective is all_reduce else nbytes / self.size)
+        x = x.expand(self.size, -1) if collective is reduce_scatter else x
+        return [ring.begin(collective, x) for ring in self.rings]
 
     def exchange(self, nbytes: float) -> list[Work]:
         """Begin all messages of an all-to-all at once."""
@@ -45,13 +44,6 @@ class Group:
         others = [(comm.rank + n) % self.size for n in range(1, self.size)]
         return [work for peer in others for work in (comm.irecv(_empty(part), peer),
                                                      comm.isend(_empty(part), peer))]
-
-    def _begin(self, collective: Callable[..., object], nbytes: float, parts: float) -> list[Work]:
-        if self.size == 1 or not nbytes:
-            return []
-        nbytes /= len(self.rings)
-        x = _empty(nbytes * parts) if parts <= 1 else _empty(nbytes / parts).expand(int(parts), -1)
-        return [ring.begin(collective, x) for ring in self.rings]
 
 
 class PlannedStep:
@@ -74,17 +66,15 @@ class PlannedStep:
         self.rank_of, self.rank = schedule.rank_of, pp.rank
         self.layers = sum(work.stages[stage] for stage in schedule.stages_of(pp.rank))
         self.ends = any(stage in (0, self.last) for stage in schedule.stages_of(pp.rank))
-        self.at_once = layout.reduce_each or (layout.pp == 1 and (
-            layout.stage > 1 or layout.micro_batches == 1))
         self.under_way: list[Work] = []
 
     def run(self) -> None:
-        size = self.work.message_bytes
+        size, own = self.work.message_bytes, self.work.parameters
         receives = {action: self.way[action.kind].irecv(_empty(size), source)
                   for action in self.actions
                   if (source := self._neighbour(action, -1)) is not None}
-        whole = self.layers * self.work.layer_parameters + self.ends * self.work.ends_parameters
-        routed = self.layers * self.work.expert_parameters
+        whole = self.layers * own.layer + self.ends * own.ends
+        routed = self.layers * own.experts
         if self.layout.stage == 3 and self.layout.gather_once:
             self._gather(whole, routed)
         for action in self.actions:
@@ -94,7 +84,7 @@ class PlannedStep:
             if (target := self._neighbour(action, 1)) is not None:
                 self.under_way.append(self.way[action.kind].isend(_empty(size), target))
         _wait(self.under_way)
-        if not self.at_once:
+        if not self.layout.reduces_at_once:
             _wait(self._reduce(whole, routed))
         if self.layout.stage in (1, 2):
             self._gather(whole, routed)
@@ -103,20 +93,19 @@ class PlannedStep:
     def _neighbour(self, action: Action, step: int) -> int | None:
         """The rank of the stage before `action`'s on its way (−1), or after it (1), if there is
         one, and on another rank."""
-        stage = action.stage + (step if action.kind == "F" else -step)
-        if action.kind == "W" or not 0 <= stage <= self.last or self.rank_of[stage] == self.rank:
-            return None
-        return self.rank_of[stage]
+        stage = action.neighbour(step, self.last + 1)
+        return None if stage is None or self.rank_of[stage] == self.rank else self.rank_of[stage]
 
     def _compute(self, action: Action) -> None:
         kind, work, back = action.kind, self.work, action.kind != "F"
         seconds = {"F": work.forward_s, "B": work.backward_s, "W": work.weights_s,
                    "I": work.backward_s - work.weights_s}[kind]
-        reduces = self.at_once and kind in ("B", "W")  # which end the weights' gradients
+        reduces = self.layout.reduces_at_once and kind in "BW"  # these end the gradients of weights
         gathers = self.layout.stage == 3 and not self.layout.gather_once and kind != "W"
-        one, layers = (work.layer_parameters, work.expert_parameters), work.stages[action.stage]
+        ends, layers = work.parameters.ends, work.stages[action.stage]
+        one = work.parameters.layer, work.parameters.experts
         if gathers and action.stage in (0, self.last):
-            self._gather(work.ends_parameters, 0.0)
+            self._gather(ends, 0.0)
         ahead = gathers and self.layout.overlap
         following = self._begin_gather(*one) if ahead and layers else []
         if action.stage == self.last and kind != "W":
@@ -128,7 +117,7 @@ class PlannedStep:
             if reduces:
                 self._wait_unless_overlap(self._reduce(*one))
         if reduces:
-            self._wait_unless_overlap(self._reduce(work.ends_parameters, 0.0))
+            self._wait_unless_overlap(self._reduce(ends, 0.0))
 
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
         """Do one layer's computation, and then the messages within it."""
@@ -144,11 +133,12 @@ class PlannedStep:
         self._charge(kind, idle_s)  # nothing hides behind waiting for kernels
         tokens = [w for _ in range(hides * exchanges) for w in self.ep.exchange(work.ep_bytes)]
         self._charge(kind, seconds - products_s - attention_s)
-        keys = self.cp.gather(work.cp_bytes) + (self.cp.scatter(work.cp_bytes) if back else [])
+        keys = [w for collective in (all_gather, reduce_scatter)[: 1 + back]
+                for w in self.cp.begin(collective, work.cp_bytes)]
         self._charge(kind, attention_s)
         _wait(keys)
         during = [w for _ in range(round(work.tp_halves[back]))
-                  for w in self.tp.gather(work.tp_bytes)]
+                  for w in self.tp.begin(all_gather, work.tp_bytes)]
         self._charge(kind, products_s)
         _wait(during + tokens)
         for _ in range(0 if hides else exchanges):
@@ -158,7 +148,8 @@ class PlannedStep:
 
     def _begin_gather(self, dense: float, routed: float) -> list[Work]:
         held = self.work.recipe.activation
-        return self.shard.gather(dense * held) + self.experts.gather(routed * held)
+        return (self.shard.begin(all_gather, dense * held)
+                + self.experts.begin(all_gather, routed * held))
 
     def _gather(self, dense: float, routed: float) -> None:
         _wait(self._begin_gather(dense, routed))
@@ -166,12 +157,11 @@ class PlannedStep:
     def _reduce(self, dense: float, routed: float) -> list[Work]:
         """Begin to all-reduce; with ZeRO to reduce-scatter, with copies to all-reduce as well."""
         sent = self.work.recipe.reduced
-        if not self.layout.stage:
-            works = self.shard.reduce(dense * sent) + self.experts.reduce(routed * sent)
-        else:
-            works = self.shard.scatter(dense * sent) + self.experts.scatter(routed * sent)
-        return works + self.copies.reduce(sent * (dense / self.shard.size
-                                                  + routed / self.experts.size))
+        collective: Any = reduce_scatter if self.layout.stage else all_reduce
+        copied = dense / self.shard.size + routed / self.experts.size
+        return (self.shard.begin(collective, dense * sent)
+                + self.experts.begin(collective, routed * sent)
+                + self.copies.begin(all_reduce, copied * sent))
 
     def _wait_unless_overlap(self, works: list[Work]) -> None:
         """Let `works` go on beside this rank's computation, or with overlap off wait for them."""

@@ -39,6 +39,16 @@ RECIPES = {
 }
 
 
+class Parameters(NamedTuple):
+    """The numbers of one rank's parameters."""
+
+    layer: float  # of an average layer without its routed experts
+    experts: float  # of these
+    ends: float  # of the embedding, or of the output layer
+    dense: float  # all without routed experts
+    routed: float  # all of routed experts
+
+
 class RankWork(NamedTuple):
     """The work of one rank of the fullest stage for one micro-batch; times without any messages,
     of an average layer. Pairs are of forward and backward."""
@@ -57,13 +67,10 @@ class RankWork(NamedTuple):
     tp_bytes: float  # of an activation that tensor-parallel ranks gather or reduce and scatter
     tp_halves: tuple[float, float]  # how often in a layer; an all-reduce is two
     cp_bytes: float  # of keys and values of the whole context
-    cp_halves: tuple[int, int]  # gathered; in backward their gradients are scattered, too
     ep_bytes: float  # that a rank sends to experts, its own among them
     ep_exchanges: tuple[float, float]  # all-to-alls in an average layer
     message_bytes: float  # to the next stage
-    layer_parameters: float  # of an average layer without routed experts
-    expert_parameters: float  # of its experts
-    ends_parameters: float  # of the embedding, or of the output layer
+    parameters: Parameters
     recipe: Recipe
     optimizer_s: float  # once a step
     memory: dict[str, float]  # bytes by name
@@ -199,17 +206,6 @@ def _kept_elements(shape: Shape, layout: Layout, recompute: str) -> float:
     return kept + scores if stored and recompute == "none" else kept
 
 
-class Parameters(NamedTuple):
-    """Numbers of one rank's parameters: of an average layer without its routed experts, of these,
-    of the embedding or the output layer; then all, without and of routed experts."""
-
-    layer: float
-    experts: float
-    ends: float
-    dense: float
-    routed: float
-
-
 def _parameters(shape: Shape, layout: Layout, layers: int) -> Parameters:
     tp, routed = layout.tp, shape.expert_parameters / shape.layers
     layer = ((shape.parameters - _tables(shape)) / shape.layers - routed) / tp
@@ -314,11 +310,10 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
             8 * tokens * shape.vocab / tp),
         tp_bytes=activation if tp > 1 else 0.0,
         tp_halves=(4.0, 4 + (4 * share if full else 0) + regathered),
-        cp_bytes=tokens * cp * keys * itemsize if cp > 1 else 0.0, cp_halves=(1, 2),
+        cp_bytes=tokens * cp * keys * itemsize if cp > 1 else 0.0,
         ep_bytes=activation * sent / moe / everywhere if layout.ep > 1 else 0.0,
         ep_exchanges=(2 * moe, (2 + (2 * share if full else 0)) * moe),
-        message_bytes=activation / everywhere, layer_parameters=held.layer,
-        expert_parameters=held.experts, ends_parameters=held.ends, recipe=recipe,
+        message_bytes=activation / everywhere, parameters=held, recipe=recipe,
         optimizer_s=traffic_s(OPTIMIZER_TRAFFIC * _sharded(held, layout, layout.stage > 0)),
         memory=_memory(shape, layout, recipe, own, share), model_flops=model_flops,
         hardware_flops=model_flops + steps * shape.layers * repeated)

@@ -13,29 +13,32 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.types import known_letters
 
 
-class Form(NamedTuple):
-    """The tensors without their values. places: the containers, with numbers in place of tensors.
-    gradients: which of them need one. letters: their types, as `dtlab.parallel.types` knows them.
-    """
+class TensorMeta(NamedTuple):
+    """A tensor without its values. letters: its types, as `dtlab.parallel.types` knows them."""
 
-    places: Any
-    shapes: list[torch.Size]
-    dtypes: list[torch.dtype]
-    gradients: list[bool]
-    letters: list[dict[str, str]]
-
-    def parts(self) -> list[tuple[torch.Size, torch.dtype, bool, dict[str, str]]]:
-        """Return shape, dtype, need of a gradient and types of each tensor."""
-        return list(zip(*self[1:], strict=True))
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+    letters: dict[str, str]
 
     def __str__(self) -> str:
-        texts = [f"{dtype} {tuple(shape)}{'' if needs else ' without gradient'}"
-                 for shape, dtype, needs, _ in self.parts()]
+        return (f"{self.dtype} {tuple(self.shape)}"
+                f"{'' if self.requires_grad else ' without gradient'}")
+
+
+class OutputMeta(NamedTuple):
+    """The outputs of a stage without values. places: the containers, with each tensor's number."""
+
+    places: Any
+    tensors: list[TensorMeta]
+
+    def __str__(self) -> str:
+        texts = [*map(str, self.tensors)]
         return str(tree_map(texts.__getitem__, self.places)).replace("'", "")
 
 
-def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
-    """The form of `y`, which `stage` has returned, and its tensors."""
+def taken_apart(y: Any, stage: str) -> tuple[OutputMeta, list[Tensor]]:
+    """Return `y`, which `stage` has returned, without values, and its tensors."""
     tensors, tree = tree_flatten(y)
     if not tensors:
         raise ConfigError(f"{stage} must return a tensor, not {short(y)}")
@@ -46,10 +49,9 @@ def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
     # One that is returned twice travels once, and is one again where it arrives.
     numbers = {t: number for number, t in enumerate(dict.fromkeys(tensors))}
     places, tensors = tree_unflatten([numbers[t] for t in tensors], tree), list(numbers)
-    form = Form(places, [t.shape for t in tensors],
-                [t.dtype for t in tensors], [t.requires_grad for t in tensors],
-                [known_letters.get(t, {}) for t in tensors])
-    return form, tensors
+    metas = [TensorMeta(t.shape, t.dtype, t.requires_grad, known_letters.get(t, {}))
+             for t in tensors]
+    return OutputMeta(places, metas), tensors
 
 
 def joined(*parts: Any) -> Tensor | None:
