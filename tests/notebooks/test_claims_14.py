@@ -55,7 +55,7 @@ def test_the_sum_of_sixteen_unequal_stages_is_furthest_off(prose: str) -> None:
         assert unequal.work is not None
         assert unequal.work.stages == stages
         simulated = simulate(equal.step, network=net, trace=False).elapsed_s
-        assert abs(simulated / equal.step_s - 1) < 0.003
+        assert abs(simulated / equal.step_s - 1) < 0.0035
 
 
 def test_the_stall_of_eager_software(prose: str) -> None:

@@ -158,6 +158,21 @@ def test_the_sum_is_the_simulated_step(topology, shape, layout):
         assert predicted.step_s == pytest.approx(simulated, rel=0.05)
 
 
+@pytest.mark.parametrize(("mesh", "schedule", "chunks", "Bps", "rel"), [
+    ({"pp": 8}, "1F1B", 1, 25e9, 0.03), ({"pp": 8}, "ZB-H1", 1, 8e9, 0.03),
+    ({"pp": 8}, "gpipe", 1, 3e9, 0.03), ({"pp": 4, "dp": 2}, "interleaved", 2, 3e9, 0.08),
+    ({"pp": 2, "dp": 4}, "gpipe", 1, 1e9, 0.08), ({"pp": 2, "dp": 4}, "interleaved", 2, 1e9, 0.12)],
+    ids=str)
+def test_a_pipeline_goes_at_the_pace_of_its_slowest_hop(mesh, schedule, chunks, Bps, rel):
+    """Of two servers joined by one card each, from 25 GB/s to 1: only one hop is slow, or messages
+    there take longer than computing."""
+    shape = llama_shape(8, 4096, 32, 14_336, 8_000, 8192, kv_heads=8)
+    network = compose(nvswitch(4), uniform(2, 5e-6, Bps), nic_Bps=Bps)
+    predicted = predict(shape, network, Layout(mesh, 1, 16, schedule, chunks), memory_bytes=1e12)
+    simulated = simulate(predicted.step, network=network, trace=False).elapsed_s
+    assert predicted.step_s == pytest.approx(simulated, rel=rel)
+
+
 def test_plan_knows_the_bubbles_of_all_that_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """In closed form: timing schedules, action by action, would take several times as long."""
     monkeypatch.setattr(schedules, "schedule_of", None)

@@ -23,9 +23,9 @@ from dtlab.models.shapes import Shape, check_shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
-from dtlab.parallel.planner.schedules import HALVED, bubble_s_of
+from dtlab.parallel.planner.schedules import HALVED, TWO_CHUNKS, bubble_s_of, messages_s_of
 from dtlab.parallel.planner.step import PlannedStep
-from dtlab.parallel.planner.wires import Wires, wire_of, wires
+from dtlab.parallel.planner.wires import Wires, hop_of, wire_of, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 from dtlab.topology import Topology
 from dtlab.units import count_text
@@ -144,11 +144,12 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
     # A pipeline goes at the pace of its fullest stage; what passes before and after is the average.
     average = sum(work.stages) / layout.pp
     output_s = max(0.0, 3 * work.output_s - (layers - work.last_layers) * (forward_s + backward_s))
-    pp = wire_of(layout.mesh, "pp", wire)
-    bubble_s, with_messages_s = (
-        bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
-                    average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks, c)
-        for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
+    pipeline = (layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
+                average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks)
+    in_rows = layout.chunks > 1 and layout.schedule not in TWO_CHUNKS
+    hop = hop_of(topology, layout.mesh, in_rows)
+    n = work.message_bytes
+    hop_s = hop.alpha + n * hop.beta, *(layout.chunks * n * s for s in (hop.forward, hop.both))
     free_s = _free_s(layout, wire, sent, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
     if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
@@ -163,8 +164,8 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         "tensor parallel": m * layers * sum(messages.tensor_s),
         "context parallel": m * layers * sum(messages.context_s),
         "experts": m * layers * sum(messages.experts_s),
-        "bubble": bubble_s,
-        "pipeline messages": with_messages_s - bubble_s,
+        "bubble": bubble_s_of(*pipeline, 0.0),
+        "pipeline messages": messages_s_of(*pipeline, *hop_s),
         "parameters": gather_s + parameters_s,
         "gradients": gradients_s,
         "optimizer": work.optimizer_s,

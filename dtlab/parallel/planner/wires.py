@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, permutations, starmap
+from statistics import fmean
 from typing import NamedTuple
 
 from dtlab.topology import Topology
@@ -86,6 +88,44 @@ def _sends(group: list[int], host_of: Callable[[int], int], rails: bool, exchang
         return 1 / (len(group) - 1), permutations(group, 2)
     rings = rings_of(group, host_of, rails)
     return 1 / len(rings), [pair for ring in rings for pair in pairwise([*ring, ring[0]])]
+
+
+class Hop(NamedTuple):
+    """The way of a pipeline's messages from one stage to the next, on average over the stages: α
+    seconds a message, and β seconds a byte. forward, both: seconds a byte on the link that most
+    messages of a micro-batch cross, forward, or forward and backward."""
+
+    alpha: float
+    beta: float
+    forward: float
+    both: float
+
+
+def hop_of(topology: Topology, mesh: dict[str, int], ring: bool) -> Hop:
+    """The hop of a mesh's pipelines, if all send at once. ring: from the last rank to the first,
+    too, as stages in several chunks do."""
+    if mesh.get("pp", 1) == 1:
+        return Hop(0.0, 0.0, 0.0, 0.0)
+    inner = [*mesh.values()][[*mesh].index("pp") + 1 :]
+    return _hop(topology, mesh["pp"], math.prod(inner), ring)
+
+
+@lru_cache(1024)
+def _hop(topology: Topology, ranks: int, stride: int, ring: bool) -> Hop:
+    groups = [[*pairwise([*group, *group[: int(ring)]])]
+              for group in _groups(topology.ranks, [(ranks, stride)])]
+    forward = Counter(link for hops in groups for a, b in hops for link in topology.route(a, b)[1])
+    backward = Counter(link for hops in groups for a, b in hops for link in topology.route(b, a)[1])
+
+    def busiest(crossed: dict[int, int]) -> float:
+        return max(n / topology.capacity_Bps[link] for link, n in crossed.items())
+
+    def beta(a: int, b: int) -> float:
+        return busiest({link: forward[link] for link in topology.route(a, b)[1]})
+
+    slowest = max(groups, key=lambda hops: sum(starmap(beta, hops)))
+    return Hop(fmean(max(topology.overhead_s, topology.route(a, b)[0]) for a, b in slowest),
+               fmean(starmap(beta, slowest)), busiest(forward), busiest(forward + backward))
 
 
 def wire_of(mesh: dict[str, int], names: str | tuple[str, ...], wire: Wires,
