@@ -431,5 +431,5 @@ def test_controls_that_change_nothing_are_off() -> None:
 
 
 def test_a_fate_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there are: nothing, kill copy 0"):
+    with pytest.raises(ConfigError, match="choose one of: nothing, kill copy 0"):
         ReplicaExplorer("chain", "flood")
