@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +11,12 @@ import torch.distributed as dist
 
 from dtlab import cost
 from dtlab.bench.calls import (
-    TURNS_BEFORE,
-    WARM_UP,
     check_known,
     elements,
     in_a_row,
     prepared,
+    spread,
+    take_turns,
 )
 from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
@@ -28,7 +27,7 @@ from dtlab.processes import run
 TORCH = "torch"  # the peer's name in the rows
 
 
-class Row(NamedTuple):
+class CollectiveTime(NamedTuple):
     """One contestant at one size. Bandwidths as nccl-tests defines them, in bytes per second."""
 
     collective: str
@@ -50,7 +49,7 @@ def measure(
     collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
     repeats: int = 9, dtype: torch.dtype = torch.float32, device: str = "cpu",
     backend: str = "gloo",
-) -> list[Row]:
+) -> list[CollectiveTime]:
     """Time every algorithm (or those named) and torch's own, in one run, taking turns: a row each.
 
     nbytes: of the vector, as in `dtlab.cost`. device, backend: as in `run`. Nothing is traced. A
@@ -72,20 +71,16 @@ def measure(
         for name in result.values[0]
     }
     peer_s = statistics.median(times[TORCH]) if TORCH in times else None
-    return [_row(collective, name, ranks, nbytes, count, dtype, times[name], peer_s)
-            for name in times]
-
-
-def _row(collective: str, algorithm: str, ranks: int, nbytes: int, count: int, dtype: torch.dtype,
-         times: list[float], peer_s: float | None) -> Row:
-    time_s = statistics.median(times)
-    rate = nbytes / time_s if nbytes else None
-    return Row(
-        collective, algorithm, ranks, nbytes, count, str(dtype).removeprefix("torch."),
-        time_s, min(times), max(times), len(times), rate,
-        None if rate is None else rate * cost.bus_factor(collective, ranks),
-        None if peer_s is None else time_s / peer_s,
-    )
+    rows = []
+    for name, took in times.items():
+        time_s = statistics.median(took)
+        rate = nbytes / time_s if nbytes else None
+        rows.append(CollectiveTime(
+            collective, name, ranks, nbytes, count, str(dtype).removeprefix("torch."),
+            *spread(took), rate,
+            None if rate is None else rate * cost.bus_factor(collective, ranks),
+            None if peer_s is None else time_s / peer_s))
+    return rows
 
 
 def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype: torch.dtype,
@@ -98,21 +93,7 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
         count = elements(collective, comm.size, nbytes, dtype)
         contestants[TORCH] = PEERS[collective](
             torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
-    together = in_a_row(nbytes)
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(-TURNS_BEFORE, repeats):
-        for name, call in contestants.items():
-            dist.barrier()
-            for _ in range(together // WARM_UP):
-                call()
-            begun = time.perf_counter()
-            for _ in range(together):
-                call()
-            if comm.device.type == "cuda":
-                torch.cuda.synchronize()
-            if turn >= 0:
-                times[name].append((time.perf_counter() - begun) / together)
-    return times
+    return take_turns(comm, contestants, repeats, in_a_row(nbytes))
 
 
 def _torch_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import LogLocator
 
-from dtlab.bench import Row, Start, Step
+from dtlab.bench import CollectiveTime, Start, StepTime
 from dtlab.plots.palette import line_style
 from dtlab.plots.picture import Picture, page
 from dtlab.units import bytes_text, seconds_text
 
 
-def bandwidths(rows: Sequence[Row]) -> Picture:
+def bandwidths(rows: Sequence[CollectiveTime]) -> Picture:
     """Bus bandwidth over size, both logarithmic: a line a contestant, a bar from min to max."""
-    lines: dict[str, list[Row]] = defaultdict(list)
+    lines: dict[str, list[CollectiveTime]] = defaultdict(list)
     for row in rows:
         if row.bus_Bps:
             lines[f"{row.collective}, {row.algorithm}"].append(row)
@@ -65,7 +65,7 @@ def starts(rows: Sequence[Start]) -> Picture:
     return picture
 
 
-def steps(rows: Sequence[Step]) -> Picture:
+def steps(rows: Sequence[StepTime]) -> Picture:
     """Time and peak memory of each contestant: a dot a number of ranks."""
     names = list(dict.fromkeys(row.contestant for row in rows))
     title = f"A training step of {rows[0].parameters:,} parameters (measured)"

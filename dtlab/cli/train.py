@@ -23,8 +23,8 @@ from dtlab.cli.train_job import (
     DTYPES,
     LINE,
     SCHEDULES,
-    Job,
     Trained,
+    TrainJob,
     axes_of,
     check,
     first_step,
@@ -72,7 +72,7 @@ def progress(steps: int) -> Iterator[None]:
         yield
 
 
-def report(job: Job, result: dtlab.Result) -> dict[str, Any]:
+def report(job: TrainJob, result: dtlab.Result) -> dict[str, Any]:
     """The run in numbers. A loss that is no number is None."""
     done: list[Trained] = result.values
     step_s = statistics.median(done[0].seconds[:-1] or done[0].seconds)  # the last one was metered
@@ -95,7 +95,7 @@ def summary(found: dict[str, Any]) -> str:
             f"tensors took at most {bytes_text(max(found['peak_bytes_by_rank']))}")
 
 
-def draw(job: Job, losses: list[float | None], path: Path) -> None:
+def draw(job: TrainJob, losses: list[float | None], path: Path) -> None:
     """Draw the loss curve."""
     from matplotlib.ticker import MaxNLocator
 
@@ -170,7 +170,7 @@ def train(
     axes = axes_of(mesh)
     micro_batches = axes.get("pp", 1) if micro_batches is None else micro_batches
     config = GPTConfig(layers=layers, hidden=hidden, heads=heads, context=context)
-    job = Job(axes, config, dtype, zero, schedule, micro_batches, sequence, recompute, steps,
+    job = TrainJob(axes, config, dtype, zero, schedule, micro_batches, sequence, recompute, steps,
               batch, lr, seed, load_from, save_to)
     check(job)
     if load_from:

@@ -23,7 +23,7 @@ from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 FULL = 1 - 1e-6
 MOST_SHOWN = 3  # links over time, unless asked for
-MOST_LABELS = 14
+MOST_LABELS, MOST_PAIRS = 14, 8
 _LETTERS = 75  # of the names of all links over time: more don't fit beside each other
 _STRIP_IN = 1.25  # height of the loads over time, below the cluster
 _HEAD_IN, _FOOT_IN = 0.95, _STRIP_IN + 1.15  # above and below the cluster
@@ -122,7 +122,7 @@ def note_of(history: LinkHistory, stretch: Stretch | None) -> str:
     return " · ".join(parts)
 
 
-def rates_of(stretch: Stretch | None, most: int = 8) -> str:
+def rates_of(stretch: Stretch | None) -> str:
     """List senders, receivers and speeds of messages; those of one speed together."""
     if stretch is None:
         return ""
@@ -130,8 +130,8 @@ def rates_of(stretch: Stretch | None, most: int = 8) -> str:
     parts = []
     for rate_Bps, group in groupby(moving, key=lambda f: f"{bytes_text(f.rate_Bps)}/s"):
         pairs = [f"{f.message.src} → {f.message.dst}" for f in group]
-        more = f" and {len(pairs) - most} more" if len(pairs) > most else ""
-        parts.append(f"{', '.join(pairs[:most])}{more}: {rate_Bps}")
+        more = f" and {len(pairs) - MOST_PAIRS} more" if len(pairs) > MOST_PAIRS else ""
+        parts.append(f"{', '.join(pairs[:MOST_PAIRS])}{more}: {rate_Bps}")
     return "; ".join(parts) + "." if parts else ""
 
 

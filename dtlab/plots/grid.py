@@ -150,9 +150,9 @@ def _columns(count: int) -> int:
     return min((3, 4, 5, 6, 8), key=cost)
 
 
-def _short(value: Any, limit: int = 80) -> str:
+def _short(value: Any) -> str:
     text = " ".join(repr(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _draw(axes: Any, rank: int, tile: Tile, x: float, y: float, w: float, h: float) -> None:

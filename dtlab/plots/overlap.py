@@ -20,7 +20,7 @@ _KINDS = {"forward": FAINT, "backward": QUIET}
 _BUCKETS = (INK, mix(INK, PAPER, 0.28))  # in turn: a bucket is no rank, and has no rank's colour
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """One training step of rank 0, in seconds from its beginning.
 
     work: (start, end, "forward" or "backward") of each layer. reductions: (start, end, bytes sent)
@@ -37,7 +37,7 @@ class Step(NamedTuple):
         return self.end - self.work[-1][1]
 
 
-def step_of(trace: Trace) -> Step:
+def step_of(trace: Trace) -> TrainingStep:
     """The step of rank 0 in `trace`, in which layers are marked by `charge_compute`, and gradients
     travel by rings. Raises `ConfigError` if no layer is marked."""
     check_is_trace(trace)
@@ -59,7 +59,7 @@ def step_of(trace: Trace) -> Step:
     reductions = [_reduction(sends[i : i + per_ring], begin)
                   for i in range(0, len(sends), per_ring)]
     end = max([work[-1][1], *(end for _, end, _ in reductions)])
-    return Step(work, reductions, end)
+    return TrainingStep(work, reductions, end)
 
 
 def _reduction(sends: list[Message], begin: float) -> tuple[float, float, int]:
@@ -109,7 +109,7 @@ def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travel
     return picture
 
 
-def _draw(axes: Axes, y: float, step: Step, scale: float) -> None:
+def _draw(axes: Axes, y: float, step: TrainingStep, scale: float) -> None:
     for start, end, kind in step.work:
         axes.barh(y, (end - start) * scale, left=start * scale, height=0.8, color=_KINDS[kind],
                   edgecolor="white", linewidth=0.6)

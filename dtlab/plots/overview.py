@@ -14,7 +14,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.plots.shapes import corners, write_many
-from dtlab.recording.specification import Spec
+from dtlab.recording.specification import Specification
 from dtlab.units import count_text
 
 WIDTH_IN, ACROSS, MOST_RANKS = 11.0, 3, 8
@@ -54,7 +54,7 @@ def before_and_after(
 def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
     if name not in DATA:
         raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
-    spec = Spec.of(name, p, root)
+    spec = Specification.of(name, p, root)
     after = spec.wanted & spec.judged[..., None]
     axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)
     top, middle = y + 0.32, y + 0.32 + side / 2

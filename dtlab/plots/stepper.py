@@ -12,14 +12,14 @@ from matplotlib.patches import Rectangle
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.plots.shapes import Corners, corners, draw_boxes, write_many
-from dtlab.recording.frames import Arrow, Frame
+from dtlab.recording.frames import Arrow, CollectiveFrame
 from dtlab.units import bytes_text, count_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 6.6
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.3, 0.3, 0.8, 1.35
 
 
-class Layout(NamedTuple):
+class StepperLayout(NamedTuple):
     """The places of things, in inches from the top left corner of the grid."""
 
     row: float  # height of a rank's row
@@ -31,31 +31,30 @@ class Layout(NamedTuple):
     height: float  # of the whole picture
 
     @staticmethod
-    def of(frame: Frame, height: float | None) -> Layout:
+    def of(frame: CollectiveFrame) -> StepperLayout:
         """The layout of all frames of one run: the same, so that nothing jumps between them."""
         width = WIDTH_IN - _LEFT_IN - _RIGHT_IN
-        row = min(((height or HEIGHT_IN) - _TOP_IN - _BOTTOM_IN) / frame.ranks, 1.2)
-        height = height or _TOP_IN + _BOTTOM_IN + row * frame.ranks
+        row = min((HEIGHT_IN - _TOP_IN - _BOTTOM_IN) / frame.ranks, 1.2)
+        height = _TOP_IN + _BOTTOM_IN + row * frame.ranks
         margin = 1.7 if frame.wide else 0.0
         column = min((width - margin) / frame.pieces, 3.4 if frame.what == "arrivals" else 2.2)
         gutter = max(0.14, min(0.45, 0.24 * column)) if not frame.wide else 0.1
         grid = column * frame.pieces
-        return Layout(row, column, column - gutter, row * 0.8, grid, width - grid, height)
+        return StepperLayout(row, column, column - gutter, row * 0.8, grid, width - grid, height)
 
     def box(self, rank: int, piece: int) -> tuple[float, float]:
         """The top left corner of a cell's box."""
         return piece * self.column, rank * self.row + (self.row - self.box_h) / 2
 
 
-def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
+def stepper(frame: CollectiveFrame) -> Picture:
     """Ranks × pieces. In each box, a bar with one segment a contributor, and their number.
 
     Yellow: changed in this step. Heavy border and ✓: complete. ✗: holds what it never may.
     Arrows: the messages that arrived in this step; those of one piece run beside its column, those
-    of several at the right edge, with their pieces written at them. height_in: of the picture;
-    None: as the number of ranks needs.
+    of several at the right edge, with their pieces written at them.
     """
-    layout = Layout.of(frame, height_in)
+    layout = StepperLayout.of(frame)
     with page(WIDTH_IN, layout.height, heading(frame), progress(frame)) as picture:
         axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         _draw_labels(axes, frame, layout)
@@ -67,7 +66,7 @@ def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
     return picture
 
 
-def describe(frame: Frame) -> str:
+def describe(frame: CollectiveFrame) -> str:
     """The frame in words: what moved, what is complete. The text alternative of its picture."""
     moved = [f"rank {a.src} to rank {a.dst} {cargo(a, frame)}".strip() for a in frame.arrows[:8]]
     if len(frame.arrows) > len(moved):
@@ -77,7 +76,7 @@ def describe(frame: Frame) -> str:
     return f"{heading(frame)}.{messages} {done[0].upper()}{done[1:]}."
 
 
-def heading(frame: Frame) -> str:
+def heading(frame: CollectiveFrame) -> str:
     """Algorithm, ranks and step: the title of a frame."""
     step = f"step {frame.step} of {frame.steps}"
     if not frame.step:
@@ -87,7 +86,7 @@ def heading(frame: Frame) -> str:
     return f"{frame.title} (simulated, {count_text(frame.ranks, 'rank')}): {step}"
 
 
-def progress(frame: Frame) -> str:
+def progress(frame: CollectiveFrame) -> str:
     """Pieces complete, and bytes sent so far."""
     parts = []
     if frame.judged.any():
@@ -104,7 +103,7 @@ def progress(frame: Frame) -> str:
     return " · ".join(parts) or "empty messages only"
 
 
-def cargo(arrow: Arrow, frame: Frame) -> str:
+def cargo(arrow: Arrow, frame: CollectiveFrame) -> str:
     """The load of an arrow: "piece 2", "pieces 0–3", "all pieces"; its bytes if unknown."""
     pieces = arrow.pieces
     if not pieces:
@@ -118,7 +117,7 @@ def cargo(arrow: Arrow, frame: Frame) -> str:
     return "pieces " + ", ".join(map(str, pieces)) if len(pieces) < 4 else f"{len(pieces)} pieces"
 
 
-def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_labels(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     axes.set_xlim(0, WIDTH_IN - _LEFT_IN - _RIGHT_IN)
     axes.set_ylim(layout.height - _TOP_IN - _BOTTOM_IN, 0)
     axes.set_axis_off()
@@ -140,7 +139,7 @@ def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
         axes.text(-0.34, -0.1, "piece", ha="right", va="bottom", size=13)
 
 
-def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_boxes(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     """Draw boxes, and in each the bar: the segment of contributor c is always at the same place."""
     w, h = layout.box_w, layout.box_h
     boxes, faces, edges, widths = [], [], [], []
@@ -173,7 +172,7 @@ def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
     draw_boxes(axes, twice, "xxx", facecolor="none", edgecolor=INK, linewidth=2)
 
 
-def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_counts(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     """Write in each box "3/4", "✓ 4/4", "✗ 5/4"; no count where one contributor is wanted.
 
     Where a box is small: the count alone, or ✓ or ✗ alone.
@@ -202,7 +201,7 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
         write_many(axes, texts, size=size, color=color, weight=weight)
 
 
-def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_arrows(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     """Each arrow leaves its sender's row, goes up or down in a lane of its own, and turns in."""
     gutters: dict[int, list[Arrow]] = {}
     for arrow in frame.arrows:
@@ -241,7 +240,8 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
                      edgecolors=PAPER, linewidths=0.5)
 
 
-def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[float, str]]:
+def _labels(arrows: list[Arrow], frame: CollectiveFrame, layout: StepperLayout
+            ) -> list[tuple[float, str]]:
     """Return the height and the text of each sender's cargo, all its messages together."""
     found = []
     for src in sorted({arrow.src for arrow in arrows}):
@@ -252,7 +252,7 @@ def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[flo
     return found
 
 
-def _label_size(layout: Layout) -> float:
+def _label_size(layout: StepperLayout) -> float:
     return max(7.0, min(12.0, layout.row * 72 * 0.36))
 
 
@@ -271,7 +271,7 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
     return chosen, len(taken)
 
 
-def _draw_foot(picture: Picture, frame: Frame) -> None:
+def _draw_foot(picture: Picture, frame: CollectiveFrame) -> None:
     """Draw the current step, as a bar with one field a step; and the meaning of the signs."""
     axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)

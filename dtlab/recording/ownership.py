@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-MISPLACED = 2  # in `Frame.holds`: something else lies in its place
+MISPLACED = 2  # in `CollectiveFrame.holds`: something else lies in its place
 
 
 def piece_numbers(p: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from dtlab.parallel.pipeline import (
 from dtlab.plots import Picture
 from dtlab.plots.palette import ink_on
 from dtlab.plots.schedule import KINDS, color_of, figures_of, held_of, schedule
-from dtlab.widgets.player import Json, Player, select, slider
+from dtlab.widgets.player import Json, Player, runs_of, select, slider
 
 SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
     "naive": lambda p, m, v: naive(p, m),
@@ -132,11 +132,6 @@ def _doing(row: Sequence[tuple[Action, float, float]], time: float) -> str:
 
 def runs() -> list[Json]:
     """All that a page without a kernel may choose: every schedule, timed alike."""
-    made, one = [], ScheduleExplorer()
-    for name in SCHEDULES:
-        for ranks in (2, 4, 8):
-            for micro_batches in (4, 8, 16):
-                one.choose(schedule=name, ranks=ranks, micro_batches=micro_batches)
-                if "alarm" not in one.show:
-                    made.append({"choice": one.choice, "show": one.show})
-    return made
+    return runs_of(ScheduleExplorer(), (
+        {"schedule": name, "ranks": ranks, "micro_batches": micro_batches}
+        for name in SCHEDULES for ranks in (2, 4, 8) for micro_batches in (4, 8, 16)))

@@ -20,7 +20,7 @@ from dtlab.recording import LinkHistory
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
 from dtlab.units import seconds_text, time_unit
-from dtlab.widgets.player import Json, Player, looks, select
+from dtlab.widgets.player import Json, Player, looks, runs_of, select
 
 Traffic = Callable[[Comm], Any]
 MOST_MOMENTS = 64  # of a run with more changes, this many are shown, evenly spread
@@ -167,10 +167,5 @@ def _moments(history: LinkHistory) -> list[float]:
 
 def runs() -> list[Json]:
     """All that a page without a kernel may choose."""
-    made, one = [], TopologyExplorer()
-    for cluster in one.clusters:
-        for traffic in one.kinds:
-            one.choose(cluster=cluster, traffic=traffic)
-            if "alarm" not in one.show:
-                made.append({"choice": one.choice, "show": one.show})
-    return made
+    return runs_of(TopologyExplorer(), ({"cluster": cluster, "traffic": traffic}
+                                        for cluster in CLUSTERS for traffic in TRAFFIC))
