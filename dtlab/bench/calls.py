@@ -92,10 +92,9 @@ def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> in
     return count
 
 
-def prepared(
-    comm: Comm, collective: str, algorithm: str, nbytes: int,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any,
-) -> Callable[[], Any]:
+def prepared(comm: Comm, collective: str, algorithm: str, nbytes: int,
+             dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any
+             ) -> Callable[[], Any]:
     """A function without arguments that makes the call; its tensors are made now, as zeros.
 
     nbytes: the size of the vector that textbooks call n, as in `dtlab.cost`.

@@ -45,11 +45,9 @@ class CollectiveTime(NamedTuple):
     ratio: float | None  # time / torch's time in the same run: under 1 is faster; None: no peer
 
 
-def measure(
-    collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
-    repeats: int = 9, dtype: torch.dtype = torch.float32, device: str = "cpu",
-    backend: str = "gloo",
-) -> list[CollectiveTime]:
+def measure(collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
+            repeats: int = 9, dtype: torch.dtype = torch.float32, device: str = "cpu",
+            backend: str = "gloo") -> list[CollectiveTime]:
     """Time every algorithm (or those named) and torch's own, in one run, taking turns: a row each.
 
     nbytes: of the vector, as in `dtlab.cost`. device, backend: as in `run`. Nothing is traced. A
@@ -89,50 +87,28 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
     contestants: dict[str, Callable[[], Any]] = {
         name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names
     }
-    if collective in PEERS:
-        count = elements(collective, comm.size, nbytes, dtype)
-        contestants[TORCH] = PEERS[collective](
-            torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
+    count = elements(collective, comm.size, nbytes, dtype)
+    peers = torch_calls(torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
+    if collective in peers:
+        contestants[TORCH] = peers[collective]
     return take_turns(comm, contestants, repeats, in_a_row(nbytes))
 
 
-def _torch_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
+def torch_calls(x: torch.Tensor, p: int) -> dict[str, Callable[[], Any]]:
+    """Torch's own collectives on the whole vector `x`, of p ranks, over the same backend.
+
+    It has no scans. Its reduce-scatter over Gloo is an all-reduce and a slice.
+    """
+    mine, received = torch.zeros_like(x[: x.numel() // p]), torch.empty_like(x)
     parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
-    return lambda: dist.scatter(mine, parts, src=0)
-
-
-def _torch_gather(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
-    return lambda: dist.gather(mine, parts, dst=0)
-
-
-def _torch_all_gather(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    return lambda: dist.all_gather_into_tensor(x, mine)
-
-
-def _torch_reduce_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    return lambda: dist.reduce_scatter_tensor(mine, x)
-
-
-def _torch_all_to_all(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    received = torch.empty_like(x)
-    return lambda: dist.all_to_all_single(received, x)
-
-
-# Torch's own, over the same backend, made from a vector of `nbytes` and the number of ranks. It has
-# no scans. Its reduce-scatter over Gloo is an all-reduce and a slice.
-PEERS: dict[str, Callable[[torch.Tensor, int], Callable[[], Any]]] = {
-    "broadcast": lambda x, p: lambda: dist.broadcast(x, src=0),
-    "reduce": lambda x, p: lambda: dist.reduce(x, dst=0),
-    "scatter": _torch_scatter,
-    "gather": _torch_gather,
-    "all_gather": _torch_all_gather,
-    "reduce_scatter": _torch_reduce_scatter,
-    "all_reduce": lambda x, p: lambda: dist.all_reduce(x),
-    "all_to_all": _torch_all_to_all,
-    "barrier": lambda x, p: lambda: dist.barrier(),
-}
+    return {
+        "broadcast": lambda: dist.broadcast(x, src=0),
+        "reduce": lambda: dist.reduce(x, dst=0),
+        "scatter": lambda: dist.scatter(mine, parts, src=0),
+        "gather": lambda: dist.gather(mine, parts, dst=0),
+        "all_gather": lambda: dist.all_gather_into_tensor(x, mine),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(mine, x),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_to_all": lambda: dist.all_to_all_single(received, x),
+        "barrier": dist.barrier,
+    }

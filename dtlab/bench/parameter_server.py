@@ -133,23 +133,17 @@ def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False) -> S
     if node.is_server:
         return _serving(node)
     node.init(weights)
-    if not flat:
-        gradients = {key: torch.zeros_like(w) for key, w in weights.items()}
-
-        def trip() -> None:
-            node.push(gradients)
-            node.pull(weights)
-
-        return ServerContestant(trip, node.finish)
-    pushed, pulled = node.buffer(weights), node.buffer(weights)
-    for gradient in pushed.values():
+    gradients = (node.buffer(weights) if flat
+                 else {key: torch.zeros_like(w) for key, w in weights.items()})
+    pulled = node.buffer(weights) if flat else weights
+    for gradient in gradients.values():
         gradient.zero_()
 
-    def flat_trip() -> None:
-        node.push(pushed)
-        node.pull(pulled, out=pulled)
+    def trip() -> None:
+        node.push(gradients)
+        node.pull(pulled, out=pulled if flat else None)
 
-    return ServerContestant(flat_trip, node.finish)
+    return ServerContestant(trip, node.finish)
 
 
 def _rows(comm: Comm, rows: int) -> ServerContestant:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from matplotlib.ticker import LogLocator
-
 from dtlab.bench import CollectiveTime, Start, StepTime
+from dtlab.plots.lines import Scale
 from dtlab.plots.palette import line_style
 from dtlab.plots.picture import Picture, page
 from dtlab.units import bytes_text, seconds_text
@@ -30,12 +29,9 @@ def bandwidths(rows: Sequence[CollectiveTime]) -> Picture:
             up = [b * (r.time_s / r.fastest_s - 1) for b, r in zip(bus, line, strict=True)]
             axes.errorbar([row.nbytes for row in line], bus, [down, up], label=name, capsize=3,
                           color=style.color, linestyle=style.dashes, marker=style.marker)
-        axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
         sizes = sorted({row.nbytes for row in rows if row.bus_Bps})
-        axes.set_xticks(sizes, [bytes_text(size) for size in sizes])
-        axes.minorticks_off()
+        Scale("size (bytes)", bytes_text, ticks=sizes).apply(axes.xaxis)
+        Scale("bus bandwidth (GB/s)", digits=(1, 2, 5)).apply(axes.yaxis)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=11)
     picture.alt = "Bus bandwidth in GB/s: " + "; ".join(
         f"{row.collective} {row.algorithm} of {bytes_text(row.nbytes)} {row.bus_Bps / 1e9:.2f}"
@@ -57,10 +53,8 @@ def starts(rows: Sequence[Start]) -> Picture:
             axes.annotate(seconds_text(row.time_s), (row.slowest_s, number), (8, 0),
                           textcoords="offset points", va="center")
         axes.set_yticks(range(len(rows)), [row.launcher for row in rows])
-        axes.set(xscale="log", xlabel="time from call to return (s)",
-                 ylim=(len(rows) - 0.5, -0.5))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        Scale("time from call to return (s)", digits=(1, 2, 5)).apply(axes.xaxis)
     picture.alt = "; ".join(f"{row.launcher} {seconds_text(row.time_s)}" for row in rows)
     return picture
 

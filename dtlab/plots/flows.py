@@ -56,8 +56,7 @@ def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *,
 def draw_flows(history: LinkHistory, at_s: float, *, title: str = "") -> Picture:
     """Draw what `flows` does, of a history that is there already."""
     stretch = history.at(at_s)
-    heading = f"{title or history.cluster.name.split('(')[0]}, " \
-              f"{_clock(at_s, history.end_s)} (simulated)"
+    heading = heading_of(history, at_s, title or history.cluster.name.split("(")[0])
     note = note_of(history, stretch)
     with page(WIDTH_IN, HEIGHT_IN, heading, note) as picture:
         _draw_cluster(picture, history, stretch)
@@ -103,8 +102,9 @@ def columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
     return MOST_SHOWN if sum(len(name) for name, _ in chosen[:MOST_SHOWN]) <= _LETTERS else 2
 
 
-def _clock(at_s: float, end_s: float) -> str:
-    return f"at {seconds_text(at_s)} of {seconds_text(end_s)}"
+def heading_of(history: LinkHistory, at_s: float, title: str) -> str:
+    """The title of a moment."""
+    return f"{title}, at {seconds_text(at_s)} of {seconds_text(history.end_s)} (simulated)"
 
 
 def note_of(history: LinkHistory, stretch: Stretch | None) -> str:

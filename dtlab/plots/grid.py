@@ -43,13 +43,9 @@ class Tile(NamedTuple):
     text: str = ""
 
 
-def rank_grid(
-    what: Result | BaseException | Sequence[Any] | int,
-    *,
-    statuses: Sequence[str] | None = None,
-    title: str = "",
-    ranks: int | None = None,
-    height_in: float | None = None) -> Picture:
+def rank_grid(what: Result | BaseException | Sequence[Any] | int, *,
+              statuses: Sequence[str] | None = None, title: str = "", ranks: int | None = None,
+              height_in: float | None = None) -> Picture:
     """A tile a rank, with its number, its colour, its state and what it returned.
 
     what: a `Result`; or one value a rank; or the number of ranks, all idle; or an error of `run`

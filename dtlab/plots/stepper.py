@@ -227,8 +227,8 @@ def _draw_arrows(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> N
             colors.append(color)
             heads.append((begin + 0.09, enter, color))
         for leave, text in _labels(arrows, frame, layout) if stub else ():
-            axes.text(begin + 0.08, leave - 0.03, text, zorder=6, size=_label_size(layout),
-                      va="bottom", ha="left")
+            axes.text(begin + 0.08, leave - 0.03, text, zorder=6, va="bottom", ha="left",
+                      size=max(7.0, min(12.0, layout.row * 72 * 0.36)))
     thick = 3.0 if frame.ranks <= 8 else 2.0
     axes.add_collection(LineCollection(lines, colors=PAPER, linewidths=thick + 2, zorder=3),
                         autolim=False)
@@ -250,10 +250,6 @@ def _labels(arrows: list[Arrow], frame: CollectiveFrame, layout: StepperLayout
         together = own[0] if len(own) == 1 else Arrow(src, -1, sum(a.nbytes for a in own), pieces)
         found.append(((src + 0.5) * layout.row - 0.13 * layout.box_h, cargo(together, frame)))
     return found
-
-
-def _label_size(layout: StepperLayout) -> float:
-    return max(7.0, min(12.0, layout.row * 72 * 0.36))
 
 
 def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:

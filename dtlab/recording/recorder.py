@@ -75,10 +75,8 @@ def stepper_frames(
                      title=f"{collective}, {algorithm}")
 
 
-def frames_of(
-    fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,
-    title: str = "",
-) -> list[CollectiveFrame]:
+def frames_of(fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,
+              title: str = "") -> list[CollectiveFrame]:
     """The frames of any function `fn(comm, x)`, such as a learner's own ring.
 
     `x` is a vector of ranks² elements, to be cut into `ranks` pieces, or of another length if `fn`
@@ -130,9 +128,8 @@ def _record(fn: Callable[..., Any], title: str, spec: Specification, root: int) 
     return _Recording(title, spec, run.trace, run.values)
 
 
-def _canvas(
-    notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
-) -> int:
+def _canvas(notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
+            ) -> int:
     """Choose the buffer to show: the result's if that lies in a whole vector; else the one in
     which the result, being one piece, stands in the rank's place; else the input's.
 
@@ -272,9 +269,7 @@ class _Recording:
         return [(m, (take("sent", m.src, m.dst, m.sent_s),
                      take("received", m.dst, m.src, m.wanted_s))) for m in self.trace.transfers]
 
-    def _carried(
-        self, m: Message, sides: tuple[Posted | None, Posted | None]
-    ) -> tuple[int, ...]:
+    def _carried(self, m: Message, sides: tuple[Posted | None, Posted | None]) -> tuple[int, ...]:
         """Return the pieces of a message: by its contents, or their places at one of its ends."""
         if self.spec.moves:
             found = ownership.pieces_in(sides[0].data if sides[0] else None, self.trace.ranks)

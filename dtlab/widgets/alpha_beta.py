@@ -23,11 +23,9 @@ class AlphaBetaExplorer(Explorer):
     reduced; a value that you have fitted yourself is one of the slider's stops.
     """
 
-    def __init__(
-        self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
-        beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
-        algorithms: Sequence[str] | None = None,
-    ):
+    def __init__(self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
+                 beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
+                 algorithms: Sequence[str] | None = None):
         if collective not in ALGORITHMS:
             raise ConfigError(f"no closed form for {collective!r}; "
                               f"there are: {', '.join(ALGORITHMS)}")

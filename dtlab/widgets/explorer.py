@@ -151,18 +151,12 @@ def button(text: str, tooltip: str, action: Callable[[], None]) -> Any:
 
 def dropdown(name: str, options: Collection[Any], value: Any, width: str = "220px") -> Any:
     """A labelled drop-down list. Raises `ConfigError` if `value` is none of `options`."""
-    _check_offered(name, options, value)
-    return ipywidgets.Dropdown(options=list(options), value=value, description=name,
-                               layout=ipywidgets.Layout(width=width),
-                               style={"description_width": "initial"})
+    return _labelled(ipywidgets.Dropdown, name, options, value, width)
 
 
 def choice(name: str, options: Sequence[tuple[str, Any]], value: Any, width: str = "340px") -> Any:
     """A slider over a list of (label, value). Raises `ConfigError` if `value` is none of them."""
-    _check_offered(name, options, value)
-    return ipywidgets.SelectionSlider(options=list(options), value=value, description=name,
-                                      layout=ipywidgets.Layout(width=width),
-                                      style={"description_width": "initial"})
+    return _labelled(ipywidgets.SelectionSlider, name, options, value, width)
 
 
 def number_slider(name: str, numbers: Iterable[float], own: float, text: Callable[[Any], str],
@@ -177,8 +171,11 @@ def values_beside(slider: Any) -> list[Any]:
             if 0 <= index < len(slider.options)]
 
 
-def _check_offered(name: str, options: Collection[Any], value: Any) -> None:
+def _labelled(kind: Callable[..., Any], name: str, options: Collection[Any], value: Any,
+              width: str) -> Any:
     offered = [option[1] if isinstance(option, tuple) else option for option in options]
     if value not in offered:
         raise ConfigError(f"{name}: there is no {short(value)}; choose one of: "
                           f"{', '.join(map(str, offered))}")
+    return kind(options=list(options), value=value, description=name,
+                layout=ipywidgets.Layout(width=width), style={"description_width": "initial"})
