@@ -10,14 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab import cost
-from dtlab.bench.calls import (
-    check_known,
-    elements,
-    in_a_row,
-    prepared,
-    spread,
-    take_turns,
-)
+from dtlab.bench.calls import check_known, elements, in_a_row, prepared, spread, take_turns
 from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
@@ -64,10 +57,9 @@ def measure(collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[s
     count = elements(collective, ranks, nbytes, dtype)
     result = run(_time_all, collective, names, nbytes, dtype, repeats, ranks=ranks, device=device,
                  backend=backend, trace=False, timeout=600, echo=False)
-    times = {  # by contestant: one time a repetition, the slowest rank's
-        name: [max(turn) for turn in zip(*(mine[name] for mine in result.values), strict=True)]
-        for name in result.values[0]
-    }
+    # By contestant: one time a repetition, the slowest rank's.
+    times = {name: [max(turn) for turn in zip(*(mine[name] for mine in result.values), strict=True)]
+             for name in result.values[0]}
     peer_s = statistics.median(times[TORCH]) if TORCH in times else None
     rows = []
     for name, took in times.items():
@@ -85,8 +77,7 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
               repeats: int) -> dict[str, list[float]]:
     """Return this rank's seconds a call, by contestant and repetition."""
     contestants: dict[str, Callable[[], Any]] = {
-        name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names
-    }
+        name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names}
     count = elements(collective, comm.size, nbytes, dtype)
     peers = torch_calls(torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
     if collective in peers:

@@ -90,8 +90,7 @@ def print_collectives(rows: list[Any]) -> None:
              "/torch"),
             [(r.algorithm, r.nbytes, r.elements, *times_of(r, 1e6), gigabytes(r.algorithm_Bps),
               gigabytes(r.bus_Bps), "" if r.ratio is None else f"{r.ratio:.2f}")
-             for r in group],
-        )
+             for r in group])
         typer.echo()
     means = ", ".join(f"{name} {math.exp(sum(map(math.log, r)) / len(r)):.2f}"
                       for name, r in ratios.items())
@@ -133,8 +132,7 @@ def launch(ranks: Ranks = 4, repeats: Repeats = 5, plot: Plot = None, as_json: A
         f"Starting {ranks} processes that form a Gloo group and end (measured, medians)",
         ("launcher", "time(ms)", "min", "max", "repeats", "/dtlab.run"),
         [(r.launcher, f"{r.time_s * 1e3:.1f}", *times_of(r, 1e3)[1:], r.repeats, f"{r.ratio:.2f}")
-         for r in rows],
-    )
+         for r in rows])
 
 
 @app.command()
@@ -155,8 +153,7 @@ def ps(sizes: Sizes = "4kB,1MB,16MB,64MB", repeats: Repeats = 9, as_json: AsJson
             "A push and a pull between two processes here (measured, medians)",
             ("contestant", "size(B)", "time(us)", "min", "max", "GB/s", "/dtlab.ps"),
             [(r.contestant, r.nbytes, *times_of(r, 1e6), gigabytes(r.rate_Bps), f"{r.ratio:.2f}")
-             for r in rows],
-        )
+             for r in rows])
 
 
 @app.command()
@@ -192,6 +189,5 @@ def parallel(
         f"{repeats})",
         ("contestant", "ranks", "time(ms)", "min", "max", "/torch", "peak(MB)", "/torch"),
         [(r.contestant, r.ranks, *times_of(r, 1e3), f"{r.ratio:.2f}",
-          f"{r.peak_bytes / 1e6:.1f}", f"{r.peak_ratio:.2f}") for r in rows],
-    )
+          f"{r.peak_bytes / 1e6:.1f}", f"{r.peak_ratio:.2f}") for r in rows])
     typer.echo("/torch: over torch's own in the same run; below 1 is faster, or smaller.")

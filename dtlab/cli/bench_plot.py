@@ -35,8 +35,7 @@ def bandwidths(rows: Sequence[CollectiveTime]) -> Picture:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=11)
     picture.alt = "Bus bandwidth in GB/s: " + "; ".join(
         f"{row.collective} {row.algorithm} of {bytes_text(row.nbytes)} {row.bus_Bps / 1e9:.2f}"
-        for row in rows if row.bus_Bps
-    )
+        for row in rows if row.bus_Bps)
     return picture
 
 

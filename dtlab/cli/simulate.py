@@ -84,13 +84,6 @@ def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtyp
     }
 
 
-def mark_fastest(rows: list[dict[str, Any]]) -> None:
-    """In place: say of each row whether it is the fastest of them."""
-    least_s = min(r["simulated_s"] for r in rows)
-    for each in rows:
-        each["fastest"] = each["simulated_s"] <= least_s * (1 + SAME)
-
-
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     def span(values: list[int], text: Callable[[float], str]) -> str:
         low, high = min(values), max(values)
@@ -191,7 +184,9 @@ def simulate(
             dtlab.plots.timeline(result.trace, title).savefig(plot)
         if chrome:
             result.trace.to_chrome(chrome)
-    mark_fastest(rows)
+    least_s = min(each["simulated_s"] for each in rows)
+    for each in rows:
+        each["fastest"] = each["simulated_s"] <= least_s * (1 + SAME)
     if as_json:
         show.json_out(rows)
         return

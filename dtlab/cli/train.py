@@ -88,10 +88,8 @@ def report(job: TrainJob, result: dtlab.Result) -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> str:
-    first, last = (math.nan if loss is None else loss for loss in
-                   (found["losses"][0], found["losses"][-1]))
-    return (f"loss {first:.3f} → {last:.3f} in "
-            f"{count_text(len(found['losses']), 'step')} of "
+    losses = [math.nan if loss is None else loss for loss in found["losses"]]
+    return (f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {count_text(len(losses), 'step')} of "
             f"{seconds_text(found['step_s'])}; {found['tokens_per_s']:,.0f} tokens/s; a rank's "
             f"tensors took at most {bytes_text(max(found['peak_bytes_by_rank']))}")
 

@@ -158,15 +158,13 @@ def _draw(axes: Any, rank: int, tile: Tile, x: float, y: float, w: float, h: flo
     chip = min(0.75, 0.32 * w, h - 0.12)
     axes.add_artist(FancyBboxPatch(
         (x + 0.05, y + 0.05), w - 0.1, h - 0.1, boxstyle="round,pad=0,rounding_size=0.08",
-        facecolor=PAPER, edgecolor=ALARM if alarm else FAINT, linewidth=3 if alarm else 1.5,
-    ))
+        facecolor=PAPER, edgecolor=ALARM if alarm else FAINT, linewidth=3 if alarm else 1.5))
     axes.add_artist(Rectangle((x + 0.1, y + 0.1), chip, h - 0.2, facecolor=style.color,
                               hatch=style.hatch, edgecolor=style.ink, linewidth=0))
     number = axes.text(
         x + 0.1 + chip / 2, y + h / 2, str(rank), ha="center", va="center_baseline",
         size=min(26, h * 34), weight="bold", color=style.ink,
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": style.color, "edgecolor": "none"},
-    )
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": style.color, "edgecolor": "none"})
     fit_text(number, chip * 0.9)
     left, room = x + chip + 0.2, w - chip - 0.3
     two = bool(tile.text) and h > 0.6

@@ -22,9 +22,8 @@ from PIL import Image
 
 from dtlab.plots.palette import INK, QUIET
 
-_STYLE = mpl.rc_params_from_file(
-    str(files("dtlab.plots") / "dtlab.mplstyle"), use_default_template=False
-)
+_STYLE = mpl.rc_params_from_file(str(files("dtlab.plots") / "dtlab.mplstyle"),
+                                 use_default_template=False)
 MARGIN_IN = 0.3  # left and right of the title
 SMALLEST = 9  # points of a text that is shrunk
 DPI = 100  # of a picture on a page
@@ -93,10 +92,8 @@ def page(width_in: float, height_in: float, title: str, subtitle: str = "") -> I
     with styled():
         picture = Picture(figsize=(width_in, height_in), dpi=DPI)
         FigureCanvasAgg(picture)
-        for text, size, weight, color, top in (
-            (title, 18, "bold", INK, 0.18),
-            (subtitle, 13, "normal", QUIET, 0.56),
-        ):
+        for text, size, weight, color, top in ((title, 18, "bold", INK, 0.18),
+                                               (subtitle, 13, "normal", QUIET, 0.56)):
             fit_text(picture.text(MARGIN_IN / width_in, 1 - top / height_in, text, va="top",
                                   size=size, weight=weight, color=color), width_in - 2 * MARGIN_IN)
         yield picture

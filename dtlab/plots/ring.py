@@ -43,7 +43,8 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
         axes.set_ylim(-2, 2)
         for centre, v, found in zip(_CENTRES, vnodes, shares, strict=True):
             _draw_ring(axes, centre, servers, v, found)
-            _draw_keys(axes, centre, keys)
+            for x, y in _on_circle(np.array([float(stable_hash(key)) for key in keys]), centre):
+                axes.plot(x, y, "o", markersize=7, color=INK, markeredgecolor=PAPER, zorder=4)
         handles = [Line2D([], [], color=rank_color(s), linewidth=9, label=f"server {s}")
                    for s in range(servers)]
         if keys:
@@ -83,12 +84,6 @@ def _draw_ring(axes: Axes, centre: float, servers: int, vnodes: int,
         axes.text(centre, 0.5 - 0.36 * server, f"server {server}: {share:.0%}", ha="center",
                   va="center", size=12, color=ink_on(color),
                   bbox={"boxstyle": "round,pad=0.15", "facecolor": color, "linewidth": 0})
-
-
-def _draw_keys(axes: Axes, centre: float, keys: Sequence[str]) -> None:
-    for key in keys:
-        ((x, y),) = _on_circle(np.array([float(stable_hash(key))]), centre)
-        axes.plot(x, y, marker="o", markersize=7, color=INK, markeredgecolor=PAPER, zorder=4)
 
 
 def _on_circle(hashes: np.ndarray, centre: float) -> np.ndarray:

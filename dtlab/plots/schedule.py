@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from dtlab.parallel.pipeline import Action, Schedule, Timing
-from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, line_style, mix
+from dtlab.plots.palette import FAINT, HUES, INK, PAPER, QUIET, ink_on, line_style, mix
 from dtlab.plots.picture import Picture, clock_name, page
 from dtlab.trace import Trace
 
 WIDTH_IN = 11.0
-KINDS = {"F": ("forward", "#1668e8"), "B": ("full backward", "#00785f"),
-         "I": ("input gradient", "#45b8ec"), "W": ("weight gradient", "#f0a000")}
+KINDS = {"F": ("forward", HUES[0]), "B": ("full backward", HUES[2]),
+         "I": ("input gradient", HUES[4]), "W": ("weight gradient", HUES[1])}
 Spans = Sequence[Sequence[tuple[Action, float, float]]]  # by rank
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.patches import Rectangle
 
-from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
+from dtlab.plots.palette import ALARM, EDGE, EMPTY, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.plots.shapes import Corners, corners, draw_boxes, write_many
 from dtlab.recording.frames import Arrow, CollectiveFrame
@@ -124,10 +124,9 @@ def _draw_labels(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> N
     size = min(14.0, layout.row * 72 * 0.72)
     for rank in range(frame.ranks):
         style, middle = rank_style(rank), (rank + 0.5) * layout.row
-        axes.add_artist(Rectangle(
-            (-0.26, middle - layout.box_h / 2), 0.15, layout.box_h, facecolor=style.color,
-            hatch=style.hatch, edgecolor=style.ink, linewidth=0, clip_on=False,
-        ))
+        axes.add_artist(Rectangle((-0.26, middle - layout.box_h / 2), 0.15, layout.box_h,
+                                  facecolor=style.color, hatch=style.hatch, edgecolor=style.ink,
+                                  linewidth=0, clip_on=False))
         axes.text(-0.34, middle, f"rank {rank}", ha="right", va="center_baseline", size=size)
     narrow = layout.box_w < 0.8
     for piece in range(frame.pieces):
@@ -153,7 +152,7 @@ def _draw_boxes(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> No
         boxes.append(corners(x, y, w, h))
         faces.append(FRESH if frame.changed[rank, piece] and frame.step else PAPER)
         spoilt, ready = wrong[rank, piece], complete[rank, piece]
-        edges.append(ALARM if spoilt else INK if ready else "#9aa7b4")
+        edges.append(ALARM if spoilt else INK if ready else EDGE)
         widths.append(heavy if spoilt or ready else 1.0)
         held = frame.holds[rank, piece]
         shown = np.flatnonzero(frame.wanted[rank, piece] | (held > 0))
@@ -162,13 +161,13 @@ def _draw_boxes(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> No
         for place, contributor in enumerate(shown):
             box = corners(x + pad + place * part, y + 0.56 * h, part, 0.36 * h)
             segments.append(box)
-            colors.append(rank_style(int(contributor)).color if held[contributor] else "#eef1f4")
+            colors.append(rank_style(int(contributor)).color if held[contributor] else EMPTY)
             if held[contributor] > 1 or held[contributor] < 0:
                 twice.append(box)
     axes.add_collection(PolyCollection(list(np.array(boxes)), facecolors=faces, edgecolors=edges,
                                        linewidths=widths, joinstyle="miter"), autolim=False)
     axes.add_collection(PolyCollection(list(np.array(segments)), facecolors=colors,
-                                       edgecolors="#9aa7b4", linewidths=thin), autolim=False)
+                                       edgecolors=EDGE, linewidths=thin), autolim=False)
     draw_boxes(axes, twice, "xxx", facecolor="none", edgecolor=INK, linewidth=2)
 
 
@@ -280,10 +279,8 @@ def _draw_foot(picture: Picture, frame: CollectiveFrame) -> None:
     faces = [INK if i < frame.step else FAINT for i in range(steps)]
     axes.add_collection(PolyCollection(fields, facecolors=faces, edgecolors="none"), autolim=False)
     axes.text(bar + 0.08, 0.22, f"{frame.step}/{frame.steps}", va="center", size=13)
-    for x, face, edge, thick, text in (
-        (5.6, FRESH, "#9aa7b4", 1.0, "changed now"),
-        (7.45, PAPER, INK, 3.0, "✓ complete"),
-    ):
+    for x, face, edge, thick, text in ((5.6, FRESH, EDGE, 1.0, "changed now"),
+                                       (7.45, PAPER, INK, 3.0, "✓ complete")):
         axes.add_artist(Rectangle((x, 0.1), 0.34, 0.24, facecolor=face, edgecolor=edge,
                                  linewidth=thick))
         axes.text(x + 0.44, 0.22, text, va="center", size=13)

@@ -37,7 +37,9 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     """
     check_is_trace(trace)
     check_positive("width_in", width_in)
-    begin, end = _window(trace, window)
+    begin, end = (0.0, end_of(trace) * 1.01 or 1.0) if window is None else window
+    if not begin < end:
+        raise ConfigError(f"window must run from an earlier to a later time, not {window}")
     wanted = wanted_ranks(trace, ranks)
     bars = [bar for bar in bars_of(trace) if bar.rank in wanted]
     lanes = lanes_of(wanted, bars)
@@ -65,15 +67,6 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     part = f" Shown: {seconds_text(begin)} to {seconds_text(end)}." if window else ""
     picture.alt = f"{heading}: {summary}. {_waits(trace, wanted)}{part}"
     return picture
-
-
-def _window(trace: Trace, window: tuple[float, float] | None) -> tuple[float, float]:
-    if window is not None:
-        begin, end = window
-        if not begin < end:
-            raise ConfigError(f"window must run from an earlier to a later time, not {window}")
-        return begin, end
-    return 0.0, end_of(trace) * 1.01 or 1.0
 
 
 def wanted_ranks(trace: Trace, ranks: Sequence[int] | None) -> set[int]:
@@ -124,15 +117,12 @@ def _frame(axes: Axes, lanes: Lanes, begin: float, end: float, lanes_in: float) 
     axes.tick_params(axis="y", pad=24)
     for (rank, _), place in lanes.items():
         if rank % 2 == 0:
-            axes.add_artist(Rectangle(
-                (0, place - 0.5), 1, 1, facecolor="#f4f6f8", linewidth=0, zorder=0,
-                transform=axes.get_yaxis_transform(),
-            ))
+            axes.add_artist(Rectangle((0, place - 0.5), 1, 1, facecolor="#f4f6f8", linewidth=0,
+                                      zorder=0, transform=axes.get_yaxis_transform()))
         style = rank_style(rank)
-        axes.add_artist(Rectangle(
-            (-0.021, place - 0.42), 0.014, 0.84, facecolor=style.color, hatch=style.hatch,
-            edgecolor=style.ink, linewidth=0, transform=axes.get_yaxis_transform(), clip_on=False,
-        ))
+        axes.add_artist(Rectangle((-0.021, place - 0.42), 0.014, 0.84, facecolor=style.color,
+                                  hatch=style.hatch, edgecolor=style.ink, linewidth=0,
+                                  transform=axes.get_yaxis_transform(), clip_on=False))
     return scale
 
 
@@ -239,11 +229,9 @@ def _draw_arrows(axes: Axes, shown: list[Message], lanes: Lanes,
 
 
 def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
-    handles = [
-        Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
-              edgecolor=INK, label=name)
-        for kind, (white, hatch, name) in STYLES.items() if kind in kinds
-    ]
+    handles = [Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
+                     edgecolor=INK, label=name)
+               for kind, (white, hatch, name) in STYLES.items() if kind in kinds]
     if handles:
         columns = len(handles) if len(handles) <= 4 else 3
         picture.explain(handles, columns, handleheight=1.1, handlelength=1.8, columnspacing=1.4,

@@ -202,8 +202,7 @@ class _Recording:
             changed = (holds != states[max(0, step - 1)]).any(axis=2)
             frames.append(CollectiveFrame(
                 self.title, step, len(self.times), holds, wanted, judged, changed, arrows,
-                sent, total, vector_bytes, "piece" if self.data else "arrivals", wide,
-            ))
+                sent, total, vector_bytes, "piece" if self.data else "arrivals", wide))
         return frames
 
     def _states(self) -> list[np.ndarray]:
@@ -246,9 +245,13 @@ class _Recording:
         given = [np.any([ownership.pieces_in(history[0][1], p) for history in
                          each.notes.history.values() if history[0][0] == 0.0], axis=0)
                  for each in self.seen]
-        moves = [(m.end_s, m.dst, ownership.pieces_in(sent.data, p))
-                 for m, (sent, _) in self.sides if sent]
-        states = ownership.owned_pieces(p, given, self.times, moves)
+        states = [np.stack(given).astype(np.int64)]
+        for now in self.times:
+            holds = states[-1].copy()
+            for m, (sent, _) in self.sides:
+                if sent and m.end_s == now:
+                    holds[m.dst] |= ownership.pieces_in(sent.data, p)
+            states.append(holds)
         for rank, each in enumerate(self.seen):
             wanted = spec.wanted[rank] & spec.judged[rank][:, None]
             ownership.correct_order_(states[-1][rank], wanted, each.result)

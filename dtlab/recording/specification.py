@@ -98,6 +98,5 @@ def arguments(fn: Callable[..., Any], spec: Specification, rank: int, p: int, ro
         elif q.default is q.empty:
             raise ConfigError(
                 f"can't watch {getattr(fn, '__name__', fn)}: it needs {q.name!r}, and only x, "
-                f"parts, root and op can be given; wrap it in a function of (comm, x)"
-            )
+                f"parts, root and op can be given; wrap it in a function of (comm, x)")
     return given

@@ -50,7 +50,11 @@ class RankGrid(Explorer):
 
     def _end(self, outcome: Result | BaseException) -> None:
         if isinstance(outcome, BaseException):
-            self._failed(outcome, self.ranks.value)
+            try:
+                self._picture(outcome)
+            except Exception:  # an error that says nothing of ranks
+                self._picture(self.ranks.value, ["stopped"] * self.ranks.value)
+            self._say(str(outcome) or type(outcome).__name__, alarm=True)
             return
         self._picture(outcome)
         lines = [line for text in outcome.output for line in text.splitlines()]
@@ -62,13 +66,6 @@ class RankGrid(Explorer):
 
     def _choice(self) -> Choice:
         return ()
-
-    def _failed(self, error: BaseException, count: int) -> None:
-        try:
-            self._picture(error)
-        except Exception:  # an error that says nothing of ranks
-            self._picture(count, ["stopped"] * count)
-        self._say(str(error) or type(error).__name__, alarm=True)
 
     def _picture(self, what: Any, statuses: list[str] | None = None) -> None:
         self._shown, self._statuses = what, statuses
