@@ -44,7 +44,8 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
         for centre, v, found in zip(_CENTRES, vnodes, shares, strict=True):
             _draw_ring(axes, centre, servers, v, found)
             for x, y in _on_circle(np.array([float(stable_hash(key)) for key in keys]), centre):
-                axes.plot(x, y, "o", markersize=7, color=INK, markeredgecolor=PAPER, zorder=4)
+                axes.plot(x, y, marker="o", markersize=7, color=INK, markeredgecolor=PAPER,
+                          zorder=4)
         handles = [Line2D([], [], color=rank_color(s), linewidth=9, label=f"server {s}")
                    for s in range(servers)]
         if keys:
