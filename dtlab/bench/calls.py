@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dtlab import collectives
 from dtlab.checks import check_whole, short
@@ -25,6 +28,33 @@ WARM_UP = 4  # before each 4 calls that are timed, one is not: caches hold what 
 def in_a_row(nbytes: int) -> int:
     """Return the number of calls timed together, as in nccl-tests: 20, fewer if that takes long."""
     return min(20, max(1, (32 << 20) // max(nbytes, 1)))
+
+
+def take_turns(comm: Comm, calls: Mapping[str, Callable[[], object]], repeats: int,
+               together: int = 1, before: int = TURNS_BEFORE) -> dict[str, list[float]]:
+    """Return this rank's seconds a call, by contestant and repetition, each from a barrier on.
+
+    together: calls that are timed as one. before: turns that only warm up.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(-before, repeats):
+        for name, call in calls.items():
+            dist.barrier()
+            for _ in range(together // WARM_UP):
+                call()
+            begun = time.perf_counter()
+            for _ in range(together):
+                call()
+            if comm.device.type == "cuda":
+                torch.cuda.synchronize()
+            if turn >= 0:
+                times[name].append((time.perf_counter() - begun) / together)
+    return times
+
+
+def spread(times: Sequence[float]) -> tuple[float, float, float, int]:
+    """Return median, least and most of `times`, and their number."""
+    return statistics.median(times), min(times), max(times), len(times)
 
 
 def check_known(collective: str, algorithm: str | None = None, auto: bool = False) -> None:
@@ -62,10 +92,9 @@ def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> in
     return count
 
 
-def prepared(
-    comm: Comm, collective: str, algorithm: str, nbytes: int,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any,
-) -> Callable[[], Any]:
+def prepared(comm: Comm, collective: str, algorithm: str, nbytes: int,
+             dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any
+             ) -> Callable[[], Any]:
     """A function without arguments that makes the call; its tensors are made now, as zeros.
 
     nbytes: the size of the vector that textbooks call n, as in `dtlab.cost`.

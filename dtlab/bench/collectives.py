@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab import cost
-from dtlab.bench.calls import (
-    TURNS_BEFORE,
-    WARM_UP,
-    check_known,
-    elements,
-    in_a_row,
-    prepared,
-)
+from dtlab.bench.calls import check_known, elements, in_a_row, prepared, spread, take_turns
 from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
@@ -28,7 +20,7 @@ from dtlab.processes import run
 TORCH = "torch"  # the peer's name in the rows
 
 
-class Row(NamedTuple):
+class CollectiveTime(NamedTuple):
     """One contestant at one size. Bandwidths as nccl-tests defines them, in bytes per second."""
 
     collective: str
@@ -46,11 +38,9 @@ class Row(NamedTuple):
     ratio: float | None  # time / torch's time in the same run: under 1 is faster; None: no peer
 
 
-def measure(
-    collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
-    repeats: int = 9, dtype: torch.dtype = torch.float32, device: str = "cpu",
-    backend: str = "gloo",
-) -> list[Row]:
+def measure(collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
+            repeats: int = 9, dtype: torch.dtype = torch.float32, device: str = "cpu",
+            backend: str = "gloo") -> list[CollectiveTime]:
     """Time every algorithm (or those named) and torch's own, in one run, taking turns: a row each.
 
     nbytes: of the vector, as in `dtlab.cost`. device, backend: as in `run`. Nothing is traced. A
@@ -67,91 +57,49 @@ def measure(
     count = elements(collective, ranks, nbytes, dtype)
     result = run(_time_all, collective, names, nbytes, dtype, repeats, ranks=ranks, device=device,
                  backend=backend, trace=False, timeout=600, echo=False)
-    times = {  # by contestant: one time a repetition, the slowest rank's
-        name: [max(turn) for turn in zip(*(mine[name] for mine in result.values), strict=True)]
-        for name in result.values[0]
-    }
+    # By contestant: one time a repetition, the slowest rank's.
+    times = {name: [max(turn) for turn in zip(*(mine[name] for mine in result.values), strict=True)]
+             for name in result.values[0]}
     peer_s = statistics.median(times[TORCH]) if TORCH in times else None
-    return [_row(collective, name, ranks, nbytes, count, dtype, times[name], peer_s)
-            for name in times]
-
-
-def _row(collective: str, algorithm: str, ranks: int, nbytes: int, count: int, dtype: torch.dtype,
-         times: list[float], peer_s: float | None) -> Row:
-    time_s = statistics.median(times)
-    rate = nbytes / time_s if nbytes else None
-    return Row(
-        collective, algorithm, ranks, nbytes, count, str(dtype).removeprefix("torch."),
-        time_s, min(times), max(times), len(times), rate,
-        None if rate is None else rate * cost.bus_factor(collective, ranks),
-        None if peer_s is None else time_s / peer_s,
-    )
+    rows = []
+    for name, took in times.items():
+        time_s = statistics.median(took)
+        rate = nbytes / time_s if nbytes else None
+        rows.append(CollectiveTime(
+            collective, name, ranks, nbytes, count, str(dtype).removeprefix("torch."),
+            *spread(took), rate,
+            None if rate is None else rate * cost.bus_factor(collective, ranks),
+            None if peer_s is None else time_s / peer_s))
+    return rows
 
 
 def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype: torch.dtype,
               repeats: int) -> dict[str, list[float]]:
     """Return this rank's seconds a call, by contestant and repetition."""
     contestants: dict[str, Callable[[], Any]] = {
-        name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names
+        name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names}
+    count = elements(collective, comm.size, nbytes, dtype)
+    peers = torch_calls(torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
+    if collective in peers:
+        contestants[TORCH] = peers[collective]
+    return take_turns(comm, contestants, repeats, in_a_row(nbytes))
+
+
+def torch_calls(x: torch.Tensor, p: int) -> dict[str, Callable[[], Any]]:
+    """Torch's own collectives on the whole vector `x`, of p ranks, over the same backend.
+
+    It has no scans. Its reduce-scatter over Gloo is an all-reduce and a slice.
+    """
+    mine, received = torch.zeros_like(x[: x.numel() // p]), torch.empty_like(x)
+    parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
+    return {
+        "broadcast": lambda: dist.broadcast(x, src=0),
+        "reduce": lambda: dist.reduce(x, dst=0),
+        "scatter": lambda: dist.scatter(mine, parts, src=0),
+        "gather": lambda: dist.gather(mine, parts, dst=0),
+        "all_gather": lambda: dist.all_gather_into_tensor(x, mine),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(mine, x),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_to_all": lambda: dist.all_to_all_single(received, x),
+        "barrier": dist.barrier,
     }
-    if collective in PEERS:
-        count = elements(collective, comm.size, nbytes, dtype)
-        contestants[TORCH] = PEERS[collective](
-            torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
-    together = in_a_row(nbytes)
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(-TURNS_BEFORE, repeats):
-        for name, call in contestants.items():
-            dist.barrier()
-            for _ in range(together // WARM_UP):
-                call()
-            begun = time.perf_counter()
-            for _ in range(together):
-                call()
-            if comm.device.type == "cuda":
-                torch.cuda.synchronize()
-            if turn >= 0:
-                times[name].append((time.perf_counter() - begun) / together)
-    return times
-
-
-def _torch_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
-    return lambda: dist.scatter(mine, parts, src=0)
-
-
-def _torch_gather(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
-    return lambda: dist.gather(mine, parts, dst=0)
-
-
-def _torch_all_gather(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    return lambda: dist.all_gather_into_tensor(x, mine)
-
-
-def _torch_reduce_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    mine = torch.zeros_like(x[: x.numel() // p])
-    return lambda: dist.reduce_scatter_tensor(mine, x)
-
-
-def _torch_all_to_all(x: torch.Tensor, p: int) -> Callable[[], Any]:
-    received = torch.empty_like(x)
-    return lambda: dist.all_to_all_single(received, x)
-
-
-# Torch's own, over the same backend, made from a vector of `nbytes` and the number of ranks. It has
-# no scans. Its reduce-scatter over Gloo is an all-reduce and a slice.
-PEERS: dict[str, Callable[[torch.Tensor, int], Callable[[], Any]]] = {
-    "broadcast": lambda x, p: lambda: dist.broadcast(x, src=0),
-    "reduce": lambda x, p: lambda: dist.reduce(x, dst=0),
-    "scatter": _torch_scatter,
-    "gather": _torch_gather,
-    "all_gather": _torch_all_gather,
-    "reduce_scatter": _torch_reduce_scatter,
-    "all_reduce": lambda x, p: lambda: dist.all_reduce(x),
-    "all_to_all": _torch_all_to_all,
-    "barrier": lambda x, p: lambda: dist.barrier(),
-}

@@ -15,6 +15,7 @@ import cloudpickle
 import torch.distributed as dist
 import torch.multiprocessing
 
+from dtlab.bench.calls import spread
 from dtlab.checks import check_whole
 from dtlab.errors import DtlabError
 from dtlab.processes import run
@@ -127,8 +128,5 @@ def measure_launch(ranks: int = 4, repeats: int = 5,
                 times.setdefault(name, []).append(time.perf_counter() - begun)
     times[FIRST] = [first_call_s(ranks) for _ in range(min(repeats, 3))]
     ours_s = statistics.median(times[OURS])
-    return [
-        Start(name, ranks, statistics.median(took), min(took), max(took), len(took),
-              statistics.median(took) / ours_s)
-        for name, took in times.items()
-    ]
+    return [Start(name, ranks, *spread(took), statistics.median(took) / ours_s)
+            for name, took in times.items()]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
 
+from dtlab.bench.calls import spread, take_turns
 from dtlab.checks import check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -30,7 +30,7 @@ Trained = tuple[Any, torch.optim.Optimizer]
 # Each contestant imports of torch what it needs: all of it takes as long as torch itself.
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """One contestant's training step."""
 
     contestant: str
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     peak_ratio: float  # peak / the peer's
 
 
-def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -> list[Step]:
+def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -> list[StepTime]:
     """Time each contestant's step in turn, again and again, on the same `ranks` processes."""
     check_whole("repeats", repeats)
     if not isinstance(config, GPTConfig):
@@ -58,9 +58,9 @@ def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -
         took, theirs = ([max(times) for times in zip(*(v[0][who] for v in values), strict=True)]
                         for who in (name, peer))
         peak, their_peak = (max(v[1][who] for v in values) for who in (name, peer))
-        median_s = statistics.median(took)
-        rows.append(Step(name, ranks, values[0][2], median_s, min(took), max(took), repeats, peak,
-                         peer, median_s / statistics.median(theirs), peak / their_peak))
+        ratio = statistics.median(took) / statistics.median(theirs)
+        rows.append(StepTime(name, ranks, values[0][2], *spread(took), peak, peer, ratio,
+                             peak / their_peak))
     return rows
 
 
@@ -69,32 +69,32 @@ def _take_turns(comm: Comm, repeats: int, config: GPTConfig
     """(seconds a step, peak in bytes, parameters); the first two by contestant."""
     parameters = sum(p.numel() for p in GPT(config, device="meta").parameters())
     contestants = {name: make(GPT(config), comm) for name, (make, *_) in CONTESTANTS.items()}
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(-WARM_UP, repeats):
-        for name, trained in contestants.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            _step(comm, name, trained, config, turn)
-            if turn >= 0:
-                times[name].append(time.perf_counter() - begun)
+    steps = {name: _steps(comm, name, trained, config) for name, trained in contestants.items()}
+    times = take_turns(comm, steps, repeats, before=WARM_UP)
     peaks: dict[str, int] = {}
     for name, trained in contestants.items():
         with MemoryMeter(*trained) as meter:
-            _step(comm, name, trained, config, repeats)
+            steps[name]()
         peaks[name] = meter.peak
     return times, peaks, parameters
 
 
-def _step(comm: Comm, name: str, trained: Trained, config: GPTConfig, turn: int) -> None:
-    """Take one step: data-parallel ranks have samples of their own, the others the same."""
+def _steps(comm: Comm, name: str, trained: Trained, config: GPTConfig) -> Callable[[], None]:
+    """A function that takes the next step: data-parallel ranks have samples of their own, the
+    others the same."""
     model, optimizer = trained
     _, _, loss_of, own, samples = CONTESTANTS[name]
-    batch = WARM_UP + turn
-    tokens, targets = text_batch(batch * comm.size + comm.rank if own else batch, samples,
-                                 config.context)
-    loss_of(comm, model, tokens, targets)
-    optimizer.step()
-    optimizer.zero_grad()
+    batches = count()
+
+    def step() -> None:
+        batch = next(batches)
+        tokens, targets = text_batch(batch * comm.size + comm.rank if own else batch, samples,
+                                     config.context)
+        loss_of(comm, model, tokens, targets)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 # ---- the contestants ---------------------------------------------------------------------------
@@ -246,7 +246,7 @@ DTENSOR = "torch DTensor parallelize_module"
 TORCH_1F1B, TORCH_INTERLEAVED = "torch Schedule1F1B", "torch ScheduleInterleaved1F1B"
 
 
-class Contestant(NamedTuple):
+class TrainingContestant(NamedTuple):
     """make: from a whole model; loss_of: runs forward and backward; own: each rank has samples of
     its own; samples: their number."""
 
@@ -257,20 +257,20 @@ class Contestant(NamedTuple):
     samples: int = SAMPLES
 
 
-CONTESTANTS: dict[str, Contestant] = {
-    DDP: Contestant(_ddp, DDP),
-    **{f"DataParallel {strategy}": Contestant(_data_parallel(strategy), DDP)
+CONTESTANTS: dict[str, TrainingContestant] = {
+    DDP: TrainingContestant(_ddp, DDP),
+    **{f"DataParallel {strategy}": TrainingContestant(_data_parallel(strategy), DDP)
        for strategy in ("parameter", "flat", "bucket", "overlap")},
-    ZERO_REDUNDANCY: Contestant(_zero_redundancy, ZERO_REDUNDANCY),
-    "zero stage 1": Contestant(_zero(1), ZERO_REDUNDANCY),
-    "zero stage 2": Contestant(_zero(2), ZERO_REDUNDANCY),
-    FSDP: Contestant(_fsdp, FSDP),
-    "zero stage 3": Contestant(_zero(3), FSDP),
-    DTENSOR: Contestant(_dtensor, DTENSOR, _dtensor_loss, False),
-    "tensor parallel": Contestant(_tensor_parallel(False), DTENSOR, _vocab_loss, False),
-    "tensor and sequence parallel": Contestant(_tensor_parallel(True), DTENSOR, _vocab_loss,
+    ZERO_REDUNDANCY: TrainingContestant(_zero_redundancy, ZERO_REDUNDANCY),
+    "zero stage 1": TrainingContestant(_zero(1), ZERO_REDUNDANCY),
+    "zero stage 2": TrainingContestant(_zero(2), ZERO_REDUNDANCY),
+    FSDP: TrainingContestant(_fsdp, FSDP),
+    "zero stage 3": TrainingContestant(_zero(3), FSDP),
+    DTENSOR: TrainingContestant(_dtensor, DTENSOR, _dtensor_loss, False),
+    "tensor parallel": TrainingContestant(_tensor_parallel(False), DTENSOR, _vocab_loss, False),
+    "tensor and sequence parallel": TrainingContestant(_tensor_parallel(True), DTENSOR, _vocab_loss,
                                                False),
-    **{name: Contestant(make, peer, _pipeline_step, False, MICRO_BATCHES * SAMPLES)
+    **{name: TrainingContestant(make, peer, _pipeline_step, False, MICRO_BATCHES * SAMPLES)
        for peer, chunks in ((TORCH_1F1B, 1), (TORCH_INTERLEAVED, 2))
        for name, make in ((peer, _torch_pipeline(chunks)),
                           (peer.replace("torch Schedule", "pipeline "), _pipeline(chunks)))},

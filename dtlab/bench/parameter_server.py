@@ -6,7 +6,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from dtlab import ps
-from dtlab.bench.calls import TURNS_BEFORE, WARM_UP, in_a_row
+from dtlab.bench.calls import TURNS_BEFORE, in_a_row, spread, take_turns
 from dtlab.checks import check_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -31,7 +30,7 @@ TCP_SERVER, TCP_WORKER = 2, 3
 RATE = 1e-3  # of learning: what the server multiplies gradients by
 
 
-class Contestant(NamedTuple):
+class ServerContestant(NamedTuple):
     """The work of one rank: for a round trip, and once all is measured."""
 
     trip: Callable[[], object]
@@ -74,8 +73,8 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
         for name in result.values[WORKER]
     }
     ours_s = statistics.median(times[OURS])
-    return [RoundTrip(name, nbytes, statistics.median(took), min(took), max(took), len(took),
-                      2 * nbytes / statistics.median(took), statistics.median(took) / ours_s)
+    return [RoundTrip(name, nbytes, *spread(took), 2 * nbytes / statistics.median(took),
+                      statistics.median(took) / ours_s)
             for name, took in times.items()]
 
 
@@ -87,12 +86,12 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
     names = [OURS, RPC, RPC_TCP, GLOO]
     if 1_000_000 <= nbytes <= 16_000_000:
         names += [KEYS, FLAT, ROWS]
-    absent = Contestant(_nothing, _nothing)
+    absent = ServerContestant(_nothing, _nothing)
     if comm.rank >= TCP_SERVER:
         contestants = dict.fromkeys(names, absent) | {RPC_TCP: remote}
     else:
         small = dict(enumerate(torch.zeros(count).split(KEY_BYTES // 4)))
-        make: dict[str, Callable[[], Contestant]] = {
+        make: dict[str, Callable[[], ServerContestant]] = {
             OURS: lambda: _ours(pair, {"w": torch.zeros(count)}), RPC: lambda: remote,
             RPC_TCP: lambda: absent, GLOO: lambda: _by_gloo(pair, count),
             KEYS: lambda: _ours(pair, small), FLAT: lambda: _ours(pair, small, flat=True),
@@ -100,17 +99,8 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
         }
         contestants = {name: make[name]() for name in names}
     together = in_a_row(nbytes)
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(-min(TURNS_BEFORE, max(together, 2)), repeats):  # the first warm up
-        for name, (trip, _) in contestants.items():
-            dist.barrier()
-            for _ in range(together // WARM_UP):
-                trip()
-            begun = time.perf_counter()
-            for _ in range(together):
-                trip()
-            if turn >= 0:
-                times[name].append((time.perf_counter() - begun) / together)
+    times = take_turns(comm, {name: trip for name, (trip, _) in contestants.items()}, repeats,
+                       together, before=min(TURNS_BEFORE, max(together, 2)))
     for _, end in contestants.values():
         end()
     dist.barrier()
@@ -126,7 +116,7 @@ def _join(comm: Comm) -> ps.Node:
     return ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=RATE))
 
 
-def _serving(node: ps.Node) -> Contestant:
+def _serving(node: ps.Node) -> ServerContestant:
     """The server's side of one node."""
     node.process_message()  # init
 
@@ -134,35 +124,29 @@ def _serving(node: ps.Node) -> Contestant:
         for _ in ("push", "pull"):
             node.process_message()
 
-    return Contestant(trip, node.serve)
+    return ServerContestant(trip, node.serve)
 
 
-def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False) -> Contestant:
+def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False) -> ServerContestant:
     """flat: gradients and weights in the node's own buffers, else each tensor wherever it is."""
     node = _join(comm)
     if node.is_server:
         return _serving(node)
     node.init(weights)
-    if not flat:
-        gradients = {key: torch.zeros_like(w) for key, w in weights.items()}
-
-        def trip() -> None:
-            node.push(gradients)
-            node.pull(weights)
-
-        return Contestant(trip, node.finish)
-    pushed, pulled = node.buffer(weights), node.buffer(weights)
-    for gradient in pushed.values():
+    gradients = (node.buffer(weights) if flat
+                 else {key: torch.zeros_like(w) for key, w in weights.items()})
+    pulled = node.buffer(weights) if flat else weights
+    for gradient in gradients.values():
         gradient.zero_()
 
-    def flat_trip() -> None:
-        node.push(pushed)
-        node.pull(pulled, out=pulled)
+    def trip() -> None:
+        node.push(gradients)
+        node.pull(pulled, out=pulled if flat else None)
 
-    return Contestant(flat_trip, node.finish)
+    return ServerContestant(trip, node.finish)
 
 
-def _rows(comm: Comm, rows: int) -> Contestant:
+def _rows(comm: Comm, rows: int) -> ServerContestant:
     """Do as `_ours`, but each kilobyte is a row of one table, and the rows are in random order."""
     node, gradient = _join(comm), torch.zeros(rows, KEY_BYTES // 4)
     if node.is_server:
@@ -174,10 +158,10 @@ def _rows(comm: Comm, rows: int) -> Contestant:
         node.push_rows("table", index, gradient)
         node.pull_rows("table", index)
 
-    return Contestant(trip, node.finish)
+    return ServerContestant(trip, node.finish)
 
 
-def _by_gloo(comm: Comm, count: int) -> Contestant:
+def _by_gloo(comm: Comm, count: int) -> ServerContestant:
     gradient = torch.zeros(count)
     first, second = (dist.send, dist.recv) if comm.rank == WORKER else (dist.recv, dist.send)
 
@@ -185,7 +169,7 @@ def _by_gloo(comm: Comm, count: int) -> Contestant:
         first(gradient, 1 - comm.rank)
         second(torch.empty(count), 1 - comm.rank)
 
-    return Contestant(trip, _nothing)
+    return ServerContestant(trip, _nothing)
 
 
 # What the server of the RPC contestant keeps: RPC calls functions of a module, by name.
@@ -200,7 +184,7 @@ def _pull() -> torch.Tensor:
     return _weights["w"]
 
 
-def _by_rpc(comm: Comm, count: int, meeting: str, tcp: bool) -> Contestant:
+def _by_rpc(comm: Comm, count: int, meeting: str, tcp: bool) -> ServerContestant:
     os.environ["TP_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     only: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]} if tcp else {}
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=300,
@@ -208,11 +192,11 @@ def _by_rpc(comm: Comm, count: int, meeting: str, tcp: bool) -> Contestant:
     rpc.init_rpc(str(comm.rank), rank=comm.rank, world_size=2, rpc_backend_options=options)
     _weights["w"] = torch.zeros(count)
     if comm.rank == SERVER:
-        return Contestant(_nothing, _nothing)  # its threads do it
+        return ServerContestant(_nothing, _nothing)  # its threads do it
     gradient, call = torch.zeros(count), partial(rpc.rpc_sync, str(SERVER))
 
     def trip() -> None:
         call(_push, args=(gradient,))
         call(_pull)
 
-    return Contestant(trip, _nothing)
+    return ServerContestant(trip, _nothing)

@@ -98,9 +98,8 @@ def dtlab_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True,
                            help="Print the version and stop.")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere in the line).")
-    ] = False,
+    debug: Annotated[bool, typer.Option(
+        "--debug", help="Show the traceback of an error (anywhere in the line).")] = False,
 ) -> None:
     """Distributed training, written once: run it on processes, on a simulated cluster, on GPUs."""
     if debug:

@@ -12,33 +12,28 @@ from rich.progress import track
 
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
+from dtlab.cli.options import AsJson, Backend, Device, Ranks, Repeats, Sizes
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.units import bytes_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Measure, beside a peer in the same run.")
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw the figures there (PNG, SVG, PDF).")]
 
 
 @app.command()
 @with_exit_codes
 def collectives(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Which collectives; without any, all of them.")
-    ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
-    sizes: Annotated[
-        str, typer.Option("--bytes", "-n", help="Sizes, with commas: 64kB (10³), 1MiB (2²⁰).")
-    ] = "64KiB,1MiB,16MiB",
-    algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", help="Only this one (and torch's).")
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 9,
-    device: Annotated[str, typer.Option(help="cpu, or cuda: the ranks take GPUs in turn.")] = "cpu",
-    backend: Annotated[
-        str, typer.Option(help="gloo, or nccl, which takes a GPU for each rank.")] = "gloo",
+    names: Annotated[list[str] | None, typer.Argument(
+        help="Which collectives; without any, all of them.")] = None,
+    ranks: Ranks = 4,
+    sizes: Sizes = "64KiB,1MiB,16MiB",
+    algorithm: Annotated[str | None, typer.Option(
+        "--algorithm", "-a", help="Only this one (and torch's).")] = None,
+    repeats: Repeats = 9,
+    device: Device = "cpu",
+    backend: Backend = "gloo",
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +57,11 @@ def collectives(
             for row in measure(name, nbytes, ranks, chosen, repeats, device=device,
                                backend=backend)]
     if plot:
-        draw(rows, plot)
+        from dtlab.cli.bench_plot import bandwidths
+
+        if not any(row.bus_Bps for row in rows):
+            raise ConfigError("there is nothing to draw: a barrier has no size; name another one")
+        bandwidths(rows).savefig(plot)
     if as_json:
         show.json_out([row._asdict() for row in rows])
     else:
@@ -89,11 +88,9 @@ def print_collectives(rows: list[Any]) -> None:
             f"{first.repeats}",
             ("algorithm", "size(B)", "count", "time(us)", "min", "max", "algbw", "busbw",
              "/torch"),
-            [(r.algorithm, r.nbytes, r.elements, *(f"{t * 1e6:.0f}" for t in
-              (r.time_s, r.fastest_s, r.slowest_s)), gigabytes(r.algorithm_Bps),
+            [(r.algorithm, r.nbytes, r.elements, *times_of(r, 1e6), gigabytes(r.algorithm_Bps),
               gigabytes(r.bus_Bps), "" if r.ratio is None else f"{r.ratio:.2f}")
-             for r in group],
-        )
+             for r in group])
         typer.echo()
     means = ", ".join(f"{name} {math.exp(sum(map(math.log, r)) / len(r)):.2f}"
                       for name, r in ratios.items())
@@ -103,27 +100,19 @@ def print_collectives(rows: list[Any]) -> None:
         typer.echo(f"Geometric mean of /torch over the sizes: {means}.")
 
 
+def times_of(row: Any, per_s: float) -> list[str]:
+    """Median, least and most time of a row, in a unit of which a second has `per_s`."""
+    return [f"{seconds * per_s:.0f}" for seconds in (row.time_s, row.fastest_s, row.slowest_s)]
+
+
 def gigabytes(rate_Bps: float | None) -> str:
     return "" if rate_Bps is None else f"{rate_Bps / 1e9:.3f}"
 
 
-def draw(rows: list[Any], path: Path) -> None:
-    """Draw bus bandwidth over size, a line a contestant."""
-    from dtlab.cli.bench_plot import bandwidths
-
-    if not any(row.bus_Bps for row in rows):
-        raise ConfigError("there is nothing to draw: a barrier has no size; name another one")
-    bandwidths(rows).savefig(path)
-
-
 @app.command()
 @with_exit_codes
-def launch(
-    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
-    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 5,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+def launch(ranks: Ranks = 4, repeats: Repeats = 5, plot: Plot = None, as_json: AsJson = False
+           ) -> None:
     """Time starting ranks: dtlab.run beside torch's spawn and Accelerate's launcher.
 
     Each starts processes that join one Gloo group and return.
@@ -138,29 +127,17 @@ def launch(
         starts(rows).savefig(plot)
     if as_json:
         show.json_out([row._asdict() for row in rows])
-    else:
-        print_launch(rows)
-
-
-def print_launch(rows: list[Any]) -> None:
+        return
     show.table(
-        f"Starting {rows[0].ranks} processes that form a Gloo group and end (measured, medians)",
+        f"Starting {ranks} processes that form a Gloo group and end (measured, medians)",
         ("launcher", "time(ms)", "min", "max", "repeats", "/dtlab.run"),
-        [(r.launcher, f"{r.time_s * 1e3:.1f}",
-          f"{r.fastest_s * 1e3:.0f}", f"{r.slowest_s * 1e3:.0f}", r.repeats, f"{r.ratio:.2f}")
-         for r in rows],
-    )
+        [(r.launcher, f"{r.time_s * 1e3:.1f}", *times_of(r, 1e3)[1:], r.repeats, f"{r.ratio:.2f}")
+         for r in rows])
 
 
 @app.command()
 @with_exit_codes
-def ps(
-    sizes: Annotated[
-        str, typer.Option("--bytes", "-n", help="Sizes, with commas: 64kB (10³), 1MiB (2²⁰).")
-    ] = "4kB,1MB,16MB,64MB",
-    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 9,
-    as_json: AsJson = False,
-) -> None:
+def ps(sizes: Sizes = "4kB,1MB,16MB,64MB", repeats: Repeats = 9, as_json: AsJson = False) -> None:
     """Time a push and a pull: our parameter server beside torch's RPC and bare Gloo.
 
     One worker and one server, taking turns in one run; over RPC the server makes the same update.
@@ -175,19 +152,16 @@ def ps(
         show.table(
             "A push and a pull between two processes here (measured, medians)",
             ("contestant", "size(B)", "time(us)", "min", "max", "GB/s", "/dtlab.ps"),
-            [(r.contestant, r.nbytes, *(f"{t * 1e6:.0f}" for t in
-              (r.time_s, r.fastest_s, r.slowest_s)), f"{r.rate_Bps / 1e9:.3f}", f"{r.ratio:.2f}")
-             for r in rows],
-        )
+            [(r.contestant, r.nbytes, *times_of(r, 1e6), gigabytes(r.rate_Bps), f"{r.ratio:.2f}")
+             for r in rows])
 
 
 @app.command()
 @with_exit_codes
 def parallel(
-    ranks: Annotated[
-        str, typer.Option("--ranks", "-p", help="Numbers of processes, with commas.")
-    ] = "2,4",
-    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 7,
+    ranks: Annotated[str, typer.Option(
+        "--ranks", "-p", help="Numbers of processes, with commas.")] = "2,4",
+    repeats: Repeats = 7,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -214,7 +188,6 @@ def parallel(
         f"A step of a GPT of {rows[0].parameters:,} parameters here (measured, medians of "
         f"{repeats})",
         ("contestant", "ranks", "time(ms)", "min", "max", "/torch", "peak(MB)", "/torch"),
-        [(r.contestant, r.ranks, *(f"{t * 1e3:.0f}" for t in (r.time_s, r.fastest_s, r.slowest_s)),
-          f"{r.ratio:.2f}", f"{r.peak_bytes / 1e6:.1f}", f"{r.peak_ratio:.2f}") for r in rows],
-    )
+        [(r.contestant, r.ranks, *times_of(r, 1e3), f"{r.ratio:.2f}",
+          f"{r.peak_bytes / 1e6:.1f}", f"{r.peak_ratio:.2f}") for r in rows])
     typer.echo("/torch: over torch's own in the same run; below 1 is faster, or smaller.")

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from matplotlib.ticker import LogLocator
-
-from dtlab.bench import Row, Start, Step
+from dtlab.bench import CollectiveTime, Start, StepTime
+from dtlab.plots.lines import Scale
 from dtlab.plots.palette import line_style
 from dtlab.plots.picture import Picture, page
 from dtlab.units import bytes_text, seconds_text
 
 
-def bandwidths(rows: Sequence[Row]) -> Picture:
+def bandwidths(rows: Sequence[CollectiveTime]) -> Picture:
     """Bus bandwidth over size, both logarithmic: a line a contestant, a bar from min to max."""
-    lines: dict[str, list[Row]] = defaultdict(list)
+    lines: dict[str, list[CollectiveTime]] = defaultdict(list)
     for row in rows:
         if row.bus_Bps:
             lines[f"{row.collective}, {row.algorithm}"].append(row)
@@ -30,17 +29,13 @@ def bandwidths(rows: Sequence[Row]) -> Picture:
             up = [b * (r.time_s / r.fastest_s - 1) for b, r in zip(bus, line, strict=True)]
             axes.errorbar([row.nbytes for row in line], bus, [down, up], label=name, capsize=3,
                           color=style.color, linestyle=style.dashes, marker=style.marker)
-        axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
         sizes = sorted({row.nbytes for row in rows if row.bus_Bps})
-        axes.set_xticks(sizes, [bytes_text(size) for size in sizes])
-        axes.minorticks_off()
+        Scale("size (bytes)", bytes_text, ticks=sizes).apply(axes.xaxis)
+        Scale("bus bandwidth (GB/s)", digits=(1, 2, 5)).apply(axes.yaxis)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=11)
     picture.alt = "Bus bandwidth in GB/s: " + "; ".join(
         f"{row.collective} {row.algorithm} of {bytes_text(row.nbytes)} {row.bus_Bps / 1e9:.2f}"
-        for row in rows if row.bus_Bps
-    )
+        for row in rows if row.bus_Bps)
     return picture
 
 
@@ -57,15 +52,13 @@ def starts(rows: Sequence[Start]) -> Picture:
             axes.annotate(seconds_text(row.time_s), (row.slowest_s, number), (8, 0),
                           textcoords="offset points", va="center")
         axes.set_yticks(range(len(rows)), [row.launcher for row in rows])
-        axes.set(xscale="log", xlabel="time from call to return (s)",
-                 ylim=(len(rows) - 0.5, -0.5))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        Scale("time from call to return (s)", digits=(1, 2, 5)).apply(axes.xaxis)
     picture.alt = "; ".join(f"{row.launcher} {seconds_text(row.time_s)}" for row in rows)
     return picture
 
 
-def steps(rows: Sequence[Step]) -> Picture:
+def steps(rows: Sequence[StepTime]) -> Picture:
     """Time and peak memory of each contestant: a dot a number of ranks."""
     names = list(dict.fromkeys(row.contestant for row in rows))
     title = f"A training step of {rows[0].parameters:,} parameters (measured)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 import dtlab
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
+from dtlab.cli.options import Ranks
 from dtlab.errors import ConfigError
 
 
@@ -57,9 +58,7 @@ def print_trace(result: dtlab.Result) -> None:
 
 
 @with_exit_codes
-def demo(
-    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
-) -> None:
+def demo(ranks: Ranks = 4) -> None:
     """A tour of ten seconds: one function on processes, the same one simulated, a deadlock."""
     from dtlab.units import seconds_text
 

@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 import typer
@@ -19,6 +19,7 @@ import typer
 import dtlab
 from dtlab.cli import lab, show
 from dtlab.cli.errors import FAILED, with_exit_codes
+from dtlab.cli.options import AsJson
 from dtlab.errors import DtlabError
 from dtlab.machine import load
 from dtlab.processes import torchrun
@@ -213,9 +214,7 @@ def examine() -> Iterator[Finding]:
 
 
 @with_exit_codes
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check that this machine is ready for the course; say what to do where it is not.
 
     Exit code 1 if there is a fault.

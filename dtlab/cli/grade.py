@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 @with_exit_codes
 def grade(
-    notebooks: Annotated[
-        list[Path] | None, typer.Argument(help="Learners' notebooks, or folders of them.")
-    ] = None,
+    notebooks: Annotated[list[Path] | None, typer.Argument(
+        help="Learners' notebooks, or folders of them.")] = None,
     out: Annotated[Path | None, typer.Option(
         help="Grade one folder as a class, and write pages and tables into this folder.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="With --out: how many at a time.")] = 1,
@@ -46,9 +45,8 @@ def grade(
         "--attack", help="Grade no one: try attacks on this machine's sandbox.")] = False,
     only: Annotated[str, typer.Option(help="With --attack: those with this in their name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list.")] = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV: one line per notebook.")
-    ] = False,
+    as_csv: Annotated[bool, typer.Option(
+        "--csv", help="Print CSV: one line per notebook.")] = False,
 ) -> None:
     """Grade notebooks with the course's own tests, hidden ones included.
 

@@ -97,14 +97,12 @@ def free_port(first: int = 8888) -> int:
 
 @with_exit_codes
 def lab(
-    browser: Annotated[
-        bool, typer.Option(help="Open it in the browser; DTLAB_NO_BROWSER=1 turns it off too.")
-    ] = True,
+    browser: Annotated[bool, typer.Option(
+        help="Open it in the browser; DTLAB_NO_BROWSER=1 turns it off too.")] = True,
     port: Annotated[int, typer.Option(
         min=1, max=65535, help="The port to listen on, or the next that is free.")] = 8888,
-    originals: Annotated[
-        bool, typer.Option("--originals", help="Open the course's own files, to edit them.")
-    ] = False,
+    originals: Annotated[bool, typer.Option(
+        "--originals", help="Open the course's own files, to edit them.")] = False,
 ) -> None:
     """Open your own copy of the course in JupyterLab: on loopback only, with a token."""
     folder = course_folder()

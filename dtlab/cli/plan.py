@@ -11,6 +11,7 @@ import typer
 from dtlab.checks import check_whole
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
+from dtlab.cli.options import AsJson
 from dtlab.errors import ConfigError
 
 if TYPE_CHECKING:  # what it needs takes a second to import
@@ -33,7 +34,7 @@ def named_shape(name: str) -> Shape:
     raise ConfigError(f"there is no model {name!r}{hint} (known: {', '.join(SHAPES)})")
 
 
-def as_json(plan: Plan, tokens: int) -> dict[str, object]:
+def values_of(plan: Plan, tokens: int) -> dict[str, object]:
     """Return the table's values of a plan, and more, for JSON."""
     return {
         "layout": plan.layout._asdict(),
@@ -56,7 +57,7 @@ def plan(
     headroom: Annotated[float, typer.Option(help="Share of the memory to leave free.")] = 0.08,
     top: Annotated[int, typer.Option(help="How many to show.", min=1)] = 10,
     plot: Annotated[Path | None, typer.Option(help="Draw them to this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Layouts of a model on a cluster, the fastest first, and the nearest of those that don't fit.
 
@@ -78,10 +79,10 @@ def plan(
     fit = [found for found in plans if not found.why_not]
     shown, missed = fit[:top], plans[len(fit) : len(fit) + 3]
     tokens, close = batch * shape.positions, planner.ties(plans)
-    if json:
+    if as_json:
         show.json_out({"layouts": len(plans), "fit": len(fit), "ties": len(close),
-                       "plans": [as_json(found, tokens) for found in shown],
-                       "nearest_misses": [as_json(found, tokens) for found in missed]})
+                       "plans": [values_of(found, tokens) for found in shown],
+                       "nearest_misses": [values_of(found, tokens) for found in missed]})
     else:
         show.table(
             f"{model} on {cluster}: {len(plans):,} layouts, {len(fit):,} fit",

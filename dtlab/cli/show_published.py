@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
+from dtlab.cli.options import AsJson
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Print tables that the course stands on.")
@@ -22,9 +22,7 @@ def show_command() -> None:
 
 @app.command()
 @with_exit_codes
-def published(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
-) -> None:
+def published(as_json: AsJson = False) -> None:
     """Figures from papers beside our own. Exit code 1 if one does not compare as it should."""
     from dtlab.published import PUBLISHED
 

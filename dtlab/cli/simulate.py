@@ -14,6 +14,7 @@ import dtlab
 from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
+from dtlab.cli.options import AsJson
 from dtlab.errors import ConfigError
 from dtlab.topology.names import BUILDERS
 from dtlab.units import bandwidth_of, bytes_of, bytes_text, seconds_of, seconds_text
@@ -83,13 +84,6 @@ def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtyp
     }
 
 
-def mark_fastest(rows: list[dict[str, Any]]) -> None:
-    """In place: say of each row whether it is the fastest of them."""
-    least_s = min(r["simulated_s"] for r in rows)
-    for each in rows:
-        each["fastest"] = each["simulated_s"] <= least_s * (1 + SAME)
-
-
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     def span(values: list[int], text: Callable[[float], str]) -> str:
         low, high = min(values), max(values)
@@ -127,42 +121,31 @@ def _text(options: Options) -> str:
 
 @with_exit_codes
 def simulate(
-    collective: Annotated[
-        str, typer.Argument(help=f"One of: {', '.join(dtlab.collectives.ALGORITHMS)}.")
-    ],
-    algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", help="Which; without it, each of them.")
-    ] = None,
-    topology: Annotated[
-        str, typer.Option("--topology", "-t", "--network", help=f"A file, or NAME:SIZES: {NAMES}.")
-    ] = "uniform",
-    ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", "-p", help="uniform: how many processes. (Default: 8.)"),
-    ] = None,
-    nbytes: Annotated[
-        str, typer.Option("--bytes", "-n", help="Size of the vector: 100MB (10⁶), 64KiB (2¹⁰).")
-    ] = "100MB",
-    latency: Annotated[
-        str | None,
-        typer.Option(help="uniform: α, time per message: 5us, 0.3ms. (Default: 5us.)"),
-    ] = None,
+    collective: Annotated[str, typer.Argument(
+        help=f"One of: {', '.join(dtlab.collectives.ALGORITHMS)}.")],
+    algorithm: Annotated[str | None, typer.Option(
+        "--algorithm", "-a", help="Which; without it, each of them.")] = None,
+    topology: Annotated[str, typer.Option(
+        "--topology", "-t", "--network", help=f"A file, or NAME:SIZES: {NAMES}.")] = "uniform",
+    ranks: Annotated[int | None, typer.Option(
+        "--ranks", "-p", help="uniform: how many processes. (Default: 8.)")] = None,
+    nbytes: Annotated[str, typer.Option(
+        "--bytes", "-n", help="Size of the vector: 100MB (10⁶), 64KiB (2¹⁰).")] = "100MB",
+    latency: Annotated[str | None, typer.Option(
+        help="uniform: α, time per message: 5us, 0.3ms. (Default: 5us.)")] = None,
     bandwidth: Annotated[
         str | None,
         typer.Option(help="uniform: 1/β of each port and direction: 10GB/s, or 80Gb/s in bits. "
                           "(Default: 10GB/s.)"),
     ] = None,
-    gamma: Annotated[
-        str, typer.Option(help="γ, time to reduce one byte: 0.1ns.")
-    ] = "0s",
+    gamma: Annotated[str, typer.Option(
+        help="γ, time to reduce one byte: 0.1ns.")] = "0s",
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the timeline there (PNG, SVG, PDF); needs -a.")
-    ] = None,
-    chrome: Annotated[
-        Path | None, typer.Option(help="Write the trace there, for Perfetto; needs -a.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    plot: Annotated[Path | None, typer.Option(
+        help="Write the timeline there (PNG, SVG, PDF); needs -a.")] = None,
+    chrome: Annotated[Path | None, typer.Option(
+        help="Write the trace there, for Perfetto; needs -a.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a collective on a simulated cluster, in virtual time, beside its closed form.
 
@@ -201,7 +184,9 @@ def simulate(
             dtlab.plots.timeline(result.trace, title).savefig(plot)
         if chrome:
             result.trace.to_chrome(chrome)
-    mark_fastest(rows)
+    least_s = min(each["simulated_s"] for each in rows)
+    for each in rows:
+        each["fastest"] = each["simulated_s"] <= least_s * (1 + SAME)
     if as_json:
         show.json_out(rows)
         return

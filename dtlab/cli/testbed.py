@@ -8,6 +8,7 @@ import typer
 
 from dtlab.cli import show
 from dtlab.cli.errors import FAILED, with_exit_codes
+from dtlab.cli.options import AsJson
 from dtlab.units import bandwidth_of, seconds_of
 
 
@@ -21,7 +22,7 @@ def on_testbed(
     latency: Annotated[str, typer.Option(
         help="That each link adds, where the kernel has netem.")] = "0s",
     timeout: Annotated[float | None, typer.Option(help="Seconds after which it ends.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a command on several hosts that are made of this machine, and remove them.
 

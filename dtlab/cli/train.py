@@ -19,12 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import dtlab
 from dtlab.cli import show
 from dtlab.cli.errors import speaks, with_exit_codes
+from dtlab.cli.options import AsJson, Backend, Device
 from dtlab.cli.train_job import (
     DTYPES,
     LINE,
     SCHEDULES,
-    Job,
     Trained,
+    TrainJob,
     axes_of,
     check,
     first_step,
@@ -72,7 +73,7 @@ def progress(steps: int) -> Iterator[None]:
         yield
 
 
-def report(job: Job, result: dtlab.Result) -> dict[str, Any]:
+def report(job: TrainJob, result: dtlab.Result) -> dict[str, Any]:
     """The run in numbers. A loss that is no number is None."""
     done: list[Trained] = result.values
     step_s = statistics.median(done[0].seconds[:-1] or done[0].seconds)  # the last one was metered
@@ -87,15 +88,13 @@ def report(job: Job, result: dtlab.Result) -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> str:
-    first, last = (math.nan if loss is None else loss for loss in
-                   (found["losses"][0], found["losses"][-1]))
-    return (f"loss {first:.3f} → {last:.3f} in "
-            f"{count_text(len(found['losses']), 'step')} of "
+    losses = [math.nan if loss is None else loss for loss in found["losses"]]
+    return (f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {count_text(len(losses), 'step')} of "
             f"{seconds_text(found['step_s'])}; {found['tokens_per_s']:,.0f} tokens/s; a rank's "
             f"tensors took at most {bytes_text(max(found['peak_bytes_by_rank']))}")
 
 
-def draw(job: Job, losses: list[float | None], path: Path) -> None:
+def draw(job: TrainJob, losses: list[float | None], path: Path) -> None:
     """Draw the loss curve."""
     from matplotlib.ticker import MaxNLocator
 
@@ -117,22 +116,17 @@ def draw(job: Job, losses: list[float | None], path: Path) -> None:
 
 @with_exit_codes
 def train(
-    mesh: Annotated[
-        str, typer.Option(help="Axes and their sizes: pp (pipeline), dp (data), tp (tensor).")
-    ] = "dp=2",
+    mesh: Annotated[str, typer.Option(
+        help="Axes and their sizes: pp (pipeline), dp (data), tp (tensor).")] = "dp=2",
     zero: Annotated[int, typer.Option(help="Stage of ZeRO along dp: 0 to 3.")] = 0,
-    schedule: Annotated[
-        str, typer.Option(help=f"Of the pipeline: {', '.join(SCHEDULES)}.")
-    ] = "one_f_one_b",
-    micro_batches: Annotated[
-        int | None, typer.Option(help="Parts of a dp rank's samples. (Default: pp.)")
-    ] = None,
-    sequence: Annotated[
-        bool, typer.Option("--sequence", help="Sequence parallelism along tp.")
-    ] = False,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute activations again, don't keep them.")
-    ] = False,
+    schedule: Annotated[str, typer.Option(
+        help=f"Of the pipeline: {', '.join(SCHEDULES)}.")] = "one_f_one_b",
+    micro_batches: Annotated[int | None, typer.Option(
+        help="Parts of a dp rank's samples. (Default: pp.)")] = None,
+    sequence: Annotated[bool, typer.Option(
+        "--sequence", help="Sequence parallelism along tp.")] = False,
+    recompute: Annotated[bool, typer.Option(
+        "--recompute", help="Compute activations again, don't keep them.")] = False,
     steps: Annotated[int, typer.Option(help="How many steps.")] = 50,
     batch: Annotated[int, typer.Option(help="Samples a step, of all ranks together.")] = 16,
     layers: Annotated[int, typer.Option(help="Layers of the GPT.")] = 4,
@@ -142,20 +136,16 @@ def train(
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
     lr: Annotated[float, typer.Option(help="Step size of AdamW.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Of the initial parameters and the batches.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, or cuda: the ranks take GPUs in turn.")] = "cpu",
-    backend: Annotated[
-        str, typer.Option(help="gloo, or nccl, which takes a GPU for each rank.")] = "gloo",
-    load_from: Annotated[
-        Path | None, typer.Option("--load", help="Go on from this checkpoint, of any mesh.")
-    ] = None,
-    save_to: Annotated[
-        Path | None, typer.Option("--save", help="Write a checkpoint to this folder at the end.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the loss curve there (PNG, SVG, PDF).")
-    ] = None,
+    device: Device = "cpu",
+    backend: Backend = "gloo",
+    load_from: Annotated[Path | None, typer.Option(
+        "--load", help="Go on from this checkpoint, of any mesh.")] = None,
+    save_to: Annotated[Path | None, typer.Option(
+        "--save", help="Write a checkpoint to this folder at the end.")] = None,
+    plot: Annotated[Path | None, typer.Option(
+        help="Draw the loss curve there (PNG, SVG, PDF).")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace there, for Perfetto.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small GPT on processes of this machine, with any mix of parallelism.
 
@@ -170,7 +160,7 @@ def train(
     axes = axes_of(mesh)
     micro_batches = axes.get("pp", 1) if micro_batches is None else micro_batches
     config = GPTConfig(layers=layers, hidden=hidden, heads=heads, context=context)
-    job = Job(axes, config, dtype, zero, schedule, micro_batches, sequence, recompute, steps,
+    job = TrainJob(axes, config, dtype, zero, schedule, micro_batches, sequence, recompute, steps,
               batch, lr, seed, load_from, save_to)
     check(job)
     if load_from:

@@ -29,7 +29,7 @@ LINE = "step {} loss {}"
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainJob:
     """The work of all ranks; the options of the command by name. first: its first step."""
 
     axes: dict[str, int]
@@ -65,7 +65,7 @@ class Trained:
     peak_bytes: int
 
 
-def train_rank(comm: Comm, job: Job) -> Trained:
+def train_rank(comm: Comm, job: TrainJob) -> Trained:
     """Run one rank's part of the job."""
     gpt = GPT(job.config, seed=job.seed, dtype=DTYPES[job.dtype]).to(comm.device)
     model, optimizer = hybrid(
@@ -120,7 +120,7 @@ def mesh_text(axes: dict[str, int]) -> str:
     return " · ".join(f"{name}={size}" for name, size in axes.items())
 
 
-def check(job: Job) -> None:
+def check(job: TrainJob) -> None:
     """Raise `ConfigError`, before any process starts, unless all parts of the job fit together."""
     pp, dp, tp = (job.axes.get(name, 1) for name in AXES)
     ranks = pp * dp * tp
@@ -156,7 +156,7 @@ def check(job: Job) -> None:
                           f"no {stages} stages, as {job.schedule} on pp={pp} needs")
 
 
-def first_step(job: Job, folder: Path) -> int:
+def first_step(job: TrainJob, folder: Path) -> int:
     """Return the checkpoint's number of steps. Raises `ConfigError` if its model is another one."""
     about = read_extra(folder)
     try:

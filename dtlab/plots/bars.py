@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from dtlab.trace import Message, Trace
 
@@ -26,26 +25,14 @@ class Bar(NamedTuple):
     stream: int = 0  # 0: the rank itself
 
 
-_KNOWN: WeakKeyDictionary[Trace, list[Bar]] = WeakKeyDictionary()
-
-
-def bars_of(trace: Trace) -> list[Bar]:
-    """Every span and wait once; every message at both ends, after the wait for its partner.
-
-    Kept as long as the trace lives: zooming asks again and again.
-    """
-    if trace not in _KNOWN:
-        _KNOWN[trace] = _bars(trace)
-    return _KNOWN[trace]
-
-
 def end_of(trace: Trace) -> float:
     """Return when the last message, span or wait of `trace` ends, in seconds; 0 if none."""
     ends = [message.end_s for message in trace.transfers]
     return max([*ends, *(span.end_s for span in (*trace.spans, *trace.waits))], default=0.0)
 
 
-def _bars(trace: Trace) -> list[Bar]:
+def bars_of(trace: Trace) -> list[Bar]:
+    """Every span and wait once; every message at both ends, after the wait for its partner."""
     bars = [Bar(s.rank, s.kind, "work", s.start_s, s.end_s, s.rank,
                 "" if s.kind == "wait" else s.label or s.kind, stream=s.stream)
             for s in (*trace.spans, *trace.waits)]

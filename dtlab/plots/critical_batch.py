@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dtlab import cost
 from dtlab.checks import check_positive
 from dtlab.plots.lines import ABOVE, Scale, Series, lines
-from dtlab.plots.palette import INK, PAPER, QUIET, LineStyle, line_style
+from dtlab.plots.palette import INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import Picture
 
 BATCHES, MOST = (1, 1 << 20), 300.0  # where the axes end: fixed, so that only the curves move
@@ -25,8 +25,8 @@ def critical_batch(least_steps: float, critical: float, batch: int,
     more, samples = steps / least_steps, steps * batch / (least_steps * critical)
     grid = [2 ** (k / 8) for k in range(161)]
     first, second = line_style(0), line_style(1)
-    series = [Series("steps", grid, [1 + critical / b for b in grid], _line(first)),
-              Series("samples", grid, [1 + b / critical for b in grid], _line(second))]
+    series = [Series("steps", grid, [1 + critical / b for b in grid], first._replace(marker="")),
+              Series("samples", grid, [1 + b / critical for b in grid], second._replace(marker=""))]
     for value in (*(counted or {}), *(counted or {}).values()):
         check_positive("counted", value)
     if counted:
@@ -49,7 +49,3 @@ def critical_batch(least_steps: float, critical: float, batch: int,
         axes.axvline(batch, color=INK, linewidth=2, label=f"batch {batch:,}")
     picture.alt = f"{title}: {note}. The critical batch is {critical:,.0f}."
     return picture
-
-
-def _line(style: LineStyle) -> LineStyle:
-    return style._replace(marker="")

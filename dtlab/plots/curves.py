@@ -34,11 +34,10 @@ class Crossover(NamedTuple):
     after: str
 
 
-def cost_curves(
-    collective: str, algorithms: Sequence[str] | None = None, ranks: int = 8, alpha: float = 5e-6,
-    beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None, *,
-    sizes: tuple[int, int] = (64, 1 << 30), times: tuple[float, float] | None = None,
-) -> Picture:
+def cost_curves(collective: str, algorithms: Sequence[str] | None = None, ranks: int = 8,
+                alpha: float = 5e-6, beta: float = 1e-10, gamma: float = 0.0,
+                measured: Measured | None = None, *, sizes: tuple[int, int] = (64, 1 << 30),
+                times: tuple[float, float] | None = None) -> Picture:
     """Predicted time of each algorithm against the vector's size, both axes logarithmic.
 
     algorithms: names from the registry (None: all that have a closed form). alpha, beta, gamma:
@@ -82,10 +81,8 @@ def cost_curves(
     return picture
 
 
-def crossovers(
-    collective: str, algorithms: Sequence[str], ranks: int, alpha: float, beta: float,
-    gamma: float = 0.0, *, sizes: tuple[int, int] = (64, 1 << 30),
-) -> list[Crossover]:
+def crossovers(collective: str, algorithms: Sequence[str], ranks: int, alpha: float, beta: float,
+               gamma: float = 0.0, *, sizes: tuple[int, int] = (64, 1 << 30)) -> list[Crossover]:
     """The sizes in bytes at which the fastest of `algorithms` changes, smallest first.
 
     Being less than 0.1 % faster does not count as overtaking: cutting vectors between elements
@@ -138,11 +135,6 @@ def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, b
     return _closed_form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
 
 
-def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:
-    """The words beside a curve: " (at most)" if the closed form is a bound, else nothing."""
-    return "" if cost.form(collective, name, ranks, nbytes).exact else " (at most)"
-
-
 def _check_machine(alpha: float, beta: float, gamma: float) -> None:
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         check_amount(name, value, " seconds")
@@ -164,7 +156,8 @@ def machine_text(alpha: float, beta: float, gamma: float = 0.0) -> str:
 
 def _curves(collective: str, ranks: int, grid: Sequence[int], curves: Mapping[str, np.ndarray]
             ) -> list[Series]:
-    return [Series(name + _bound_text(collective, name, ranks, grid[-1]), grid,
+    exact = [cost.form(collective, name, ranks, grid[-1]).exact for name in curves]
+    return [Series(name if exact[index] else f"{name} (at most)", grid,
                    np.where(times > 0, times, np.nan).tolist(), style_of(collective, name, index),
                    every=(4 + 3 * index % 8, 12))
             for index, (name, times) in enumerate(curves.items())]
@@ -189,10 +182,8 @@ def _bound(collective: str, ranks: int, grid: Sequence[int], alpha: float, beta:
     return [Series("lower bound", grid, bound, DOTTED)] if max(bound) > 0 else []
 
 
-def _draw_turns(
-    axes: Axes, collective: str, names: Sequence[str], grid: Sequence[int],
-    turns: Sequence[Crossover], first: str,
-) -> None:
+def _draw_turns(axes: Axes, collective: str, names: Sequence[str], grid: Sequence[int],
+                turns: Sequence[Crossover], first: str) -> None:
     """Draw the band of the fastest on top of the axes, and a line at each crossover."""
     edges = [grid[0], *(turn.nbytes for turn in turns), grid[-1]]
     best = [first, *(turn.after for turn in turns)]

@@ -23,7 +23,7 @@ from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 FULL = 1 - 1e-6
 MOST_SHOWN = 3  # links over time, unless asked for
-MOST_LABELS = 14
+MOST_LABELS, MOST_PAIRS = 14, 8
 _LETTERS = 75  # of the names of all links over time: more don't fit beside each other
 _STRIP_IN = 1.25  # height of the loads over time, below the cluster
 _HEAD_IN, _FOOT_IN = 0.95, _STRIP_IN + 1.15  # above and below the cluster
@@ -56,8 +56,7 @@ def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *,
 def draw_flows(history: LinkHistory, at_s: float, *, title: str = "") -> Picture:
     """Draw what `flows` does, of a history that is there already."""
     stretch = history.at(at_s)
-    heading = f"{title or history.cluster.name.split('(')[0]}, " \
-              f"{_clock(at_s, history.end_s)} (simulated)"
+    heading = heading_of(history, at_s, title or history.cluster.name.split("(")[0])
     note = note_of(history, stretch)
     with page(WIDTH_IN, HEIGHT_IN, heading, note) as picture:
         _draw_cluster(picture, history, stretch)
@@ -103,8 +102,9 @@ def columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
     return MOST_SHOWN if sum(len(name) for name, _ in chosen[:MOST_SHOWN]) <= _LETTERS else 2
 
 
-def _clock(at_s: float, end_s: float) -> str:
-    return f"at {seconds_text(at_s)} of {seconds_text(end_s)}"
+def heading_of(history: LinkHistory, at_s: float, title: str) -> str:
+    """The title of a moment."""
+    return f"{title}, at {seconds_text(at_s)} of {seconds_text(history.end_s)} (simulated)"
 
 
 def note_of(history: LinkHistory, stretch: Stretch | None) -> str:
@@ -122,7 +122,7 @@ def note_of(history: LinkHistory, stretch: Stretch | None) -> str:
     return " · ".join(parts)
 
 
-def rates_of(stretch: Stretch | None, most: int = 8) -> str:
+def rates_of(stretch: Stretch | None) -> str:
     """List senders, receivers and speeds of messages; those of one speed together."""
     if stretch is None:
         return ""
@@ -130,8 +130,8 @@ def rates_of(stretch: Stretch | None, most: int = 8) -> str:
     parts = []
     for rate_Bps, group in groupby(moving, key=lambda f: f"{bytes_text(f.rate_Bps)}/s"):
         pairs = [f"{f.message.src} → {f.message.dst}" for f in group]
-        more = f" and {len(pairs) - most} more" if len(pairs) > most else ""
-        parts.append(f"{', '.join(pairs[:most])}{more}: {rate_Bps}")
+        more = f" and {len(pairs) - MOST_PAIRS} more" if len(pairs) > MOST_PAIRS else ""
+        parts.append(f"{', '.join(pairs[:MOST_PAIRS])}{more}: {rate_Bps}")
     return "; ".join(parts) + "." if parts else ""
 
 

@@ -43,13 +43,9 @@ class Tile(NamedTuple):
     text: str = ""
 
 
-def rank_grid(
-    what: Result | BaseException | Sequence[Any] | int,
-    *,
-    statuses: Sequence[str] | None = None,
-    title: str = "",
-    ranks: int | None = None,
-    height_in: float | None = None) -> Picture:
+def rank_grid(what: Result | BaseException | Sequence[Any] | int, *,
+              statuses: Sequence[str] | None = None, title: str = "", ranks: int | None = None,
+              height_in: float | None = None) -> Picture:
     """A tile a rank, with its number, its colour, its state and what it returned.
 
     what: a `Result`; or one value a rank; or the number of ranks, all idle; or an error of `run`
@@ -150,9 +146,9 @@ def _columns(count: int) -> int:
     return min((3, 4, 5, 6, 8), key=cost)
 
 
-def _short(value: Any, limit: int = 80) -> str:
+def _short(value: Any) -> str:
     text = " ".join(repr(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _draw(axes: Any, rank: int, tile: Tile, x: float, y: float, w: float, h: float) -> None:
@@ -162,15 +158,13 @@ def _draw(axes: Any, rank: int, tile: Tile, x: float, y: float, w: float, h: flo
     chip = min(0.75, 0.32 * w, h - 0.12)
     axes.add_artist(FancyBboxPatch(
         (x + 0.05, y + 0.05), w - 0.1, h - 0.1, boxstyle="round,pad=0,rounding_size=0.08",
-        facecolor=PAPER, edgecolor=ALARM if alarm else FAINT, linewidth=3 if alarm else 1.5,
-    ))
+        facecolor=PAPER, edgecolor=ALARM if alarm else FAINT, linewidth=3 if alarm else 1.5))
     axes.add_artist(Rectangle((x + 0.1, y + 0.1), chip, h - 0.2, facecolor=style.color,
                               hatch=style.hatch, edgecolor=style.ink, linewidth=0))
     number = axes.text(
         x + 0.1 + chip / 2, y + h / 2, str(rank), ha="center", va="center_baseline",
         size=min(26, h * 34), weight="bold", color=style.ink,
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": style.color, "edgecolor": "none"},
-    )
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": style.color, "edgecolor": "none"})
     fit_text(number, chip * 0.9)
     left, room = x + chip + 0.2, w - chip - 0.3
     two = bool(tile.text) and h > 0.6

@@ -98,10 +98,8 @@ def lines(series: Sequence[Series], title: str, note: str, x: Scale, y: Scale,
         axes.legend(**legend)
 
 
-def draw_spread(
-    axes: Axes, places: Sequence[float], repeats: Sequence[Any], *, color: str, marker: str,
-    fill: str, label: str = "", across: bool = False,
-) -> None:
+def draw_spread(axes: Axes, places: Sequence[float], repeats: Sequence[Any], *, color: str,
+                marker: str, fill: str, label: str = "", across: bool = False) -> None:
     """Draw the median as a dot, the middle half of the repeats as a thick bar, all as a thin one.
 
     places: where along the other axis. across: whether the repeats lie along x rather than y.

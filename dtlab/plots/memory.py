@@ -27,10 +27,9 @@ _LOOKS = dict(zip(KINDS, ((HUES[0], ""), (HUES[1], "//"), (HUES[2], ""), (HUES[4
 History = Sequence[tuple[float, Mapping[str, int]]]
 
 
-def rank_memory(
-    model: str = "7.5 B", ranks: int = 64, stage: int = 0, recipe: str = "Adam, bf16 gradients",
-    batch: int = 0, recompute: str = "none",
-) -> dict[str, float]:
+def rank_memory(model: str = "7.5 B", ranks: int = 64, stage: int = 0,
+                recipe: str = "Adam, bf16 gradients", batch: int = 0, recompute: str = "none"
+                ) -> dict[str, float]:
     """Bytes by kind on each of `ranks` ranks that train `model`, one of `dtlab.models.SHAPES`, with
     bf16 parameters: `cost.model_state_bytes` and `cost.activation_bytes`.
 

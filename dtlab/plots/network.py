@@ -44,8 +44,7 @@ def topology(cluster: Topology, *, title: str = "") -> Picture:
             lines = [line_of(graph, a, b, places) for a, b, k in links if k == kind]
             axes.add_collection(LineCollection(
                 lines, colors=QUIET, linewidths=max(1.5, 5.0 - 1.5 * number) * thin,
-                linestyles=[_DASHES[number % 4]], zorder=1, label=_speed(kind),
-            ), autolim=False)
+                linestyles=[_DASHES[number % 4]], zorder=1, label=_speed(kind)), autolim=False)
         draw_nodes(axes, graph, places)
         frame_nodes(axes, graph, places)
         if len(kinds) > 1:
@@ -159,14 +158,11 @@ def draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, flo
     size, small = node_sizes(graph, places)
     styles = [rank_style(host) for host in hosts]
     across, up = np.array([places[host] for host in hosts]).T
-    axes.scatter(
-        across, up, s=(size * 2.1) ** 2, marker="s", zorder=2,
-        c=[style.color for style in styles], edgecolors=INK, linewidths=1.0,
-    )
+    axes.scatter(across, up, s=(size * 2.1) ** 2, marker="s", zorder=2,
+                 c=[style.color for style in styles], edgecolors=INK, linewidths=1.0)
     for host, style in zip(hosts, styles, strict=True):
         axes.text(*places[host], str(host), ha="center", va="center_baseline", size=size,
                   weight="bold", color=style.ink, zorder=3)
-    switches = [node for node in graph if node not in set(hosts)]
-    for node in switches:
+    for node in (node for node in graph if not isinstance(node, int)):
         axes.text(*places[node], str(node), ha="center", va="center", size=small, color=PAPER,
                   zorder=3, bbox={"boxstyle": "round,pad=0.5", "facecolor": INK, "edgecolor": INK})

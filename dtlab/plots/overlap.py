@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, ink_on, mix
 from dtlab.plots.picture import Picture, clock_name, page
-from dtlab.trace import Message, Trace, check_is_trace
+from dtlab.trace import Trace, check_is_trace
 from dtlab.units import seconds_text, time_unit
 
 WIDTH_IN = 11.0
@@ -20,7 +20,7 @@ _KINDS = {"forward": FAINT, "backward": QUIET}
 _BUCKETS = (INK, mix(INK, PAPER, 0.28))  # in turn: a bucket is no rank, and has no rank's colour
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """One training step of rank 0, in seconds from its beginning.
 
     work: (start, end, "forward" or "backward") of each layer. reductions: (start, end, bytes sent)
@@ -37,7 +37,7 @@ class Step(NamedTuple):
         return self.end - self.work[-1][1]
 
 
-def step_of(trace: Trace) -> Step:
+def step_of(trace: Trace) -> TrainingStep:
     """The step of rank 0 in `trace`, in which layers are marked by `charge_compute`, and gradients
     travel by rings. Raises `ConfigError` if no layer is marked."""
     check_is_trace(trace)
@@ -56,15 +56,11 @@ def step_of(trace: Trace) -> Step:
         end = max(mark.end_s, min(until, default=mark.end_s))
         work.append((mark.start_s - begin, end - begin, mark.label))
     per_ring = 2 * (trace.ranks - 1)
-    reductions = [_reduction(sends[i : i + per_ring], begin)
-                  for i in range(0, len(sends), per_ring)]
+    rings = [sends[i : i + per_ring] for i in range(0, len(sends), per_ring)]
+    reductions = [(min(m.start_s for m in ring) - begin, max(m.end_s for m in ring) - begin,
+                   sum(m.nbytes for m in ring)) for ring in rings]
     end = max([work[-1][1], *(end for _, end, _ in reductions)])
-    return Step(work, reductions, end)
-
-
-def _reduction(sends: list[Message], begin: float) -> tuple[float, float, int]:
-    return (min(m.start_s for m in sends) - begin, max(m.end_s for m in sends) - begin,
-            sum(m.nbytes for m in sends))
+    return TrainingStep(work, reductions, end)
 
 
 def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travels beside it", *,
@@ -90,10 +86,9 @@ def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travel
         axes = picture.place(left=2.1, right=0.4, bottom=1.2, top=1.0)
         for row, (name, step) in enumerate(steps.items()):
             _draw(axes, 2.4 * row, step, scale)
-            axes.text(-0.012, 2.4 * row, f"{name}\ncompute", ha="right", va="center", size=12,
-                      transform=axes.get_yaxis_transform(), color=INK)
-            axes.text(-0.012, 2.4 * row + 1, "all-reduces", ha="right", va="center", size=12,
-                      transform=axes.get_yaxis_transform(), color=INK)
+            for down, text in ((0, f"{name}\ncompute"), (1, "all-reduces")):
+                axes.text(-0.012, 2.4 * row + down, text, ha="right", va="center", size=12,
+                          transform=axes.get_yaxis_transform(), color=INK)
         axes.set_xlim(0, 1.02 * longest * scale)
         axes.set_ylim(2.4 * len(steps) - 0.8, -0.7)
         axes.set_yticks([])
@@ -109,10 +104,10 @@ def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travel
     return picture
 
 
-def _draw(axes: Axes, y: float, step: Step, scale: float) -> None:
+def _draw(axes: Axes, y: float, step: TrainingStep, scale: float) -> None:
     for start, end, kind in step.work:
         axes.barh(y, (end - start) * scale, left=start * scale, height=0.8, color=_KINDS[kind],
-                  edgecolor="white", linewidth=0.6)
+                  edgecolor=PAPER, linewidth=0.6)
     for kind in _KINDS:
         spans = [(start, end) for start, end, label in step.work if label == kind]
         if spans:
@@ -123,7 +118,7 @@ def _draw(axes: Axes, y: float, step: Step, scale: float) -> None:
         color = _BUCKETS[(number - 1) % 2]
         thin = (end - start) < 0.01 * step.end
         axes.barh(y + 1, (end - start) * scale, left=start * scale, height=0.8, color=color,
-                  edgecolor=color if thin else "white", linewidth=0.6)
+                  edgecolor=color if thin else PAPER, linewidth=0.6)
         if (end - start) > 0.03 * step.end:
             axes.text((start + end) / 2 * scale, y + 1, str(number), ha="center", va="center",
                       size=11, color=ink_on(color))

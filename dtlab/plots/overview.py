@@ -11,14 +11,13 @@ from matplotlib.collections import PolyCollection
 from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
-from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
+from dtlab.plots.palette import EDGE, EMPTY, INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.plots.shapes import corners, write_many
-from dtlab.recording.specification import Spec
+from dtlab.recording.specification import Specification
 from dtlab.units import count_text
 
 WIDTH_IN, ACROSS, MOST_RANKS = 11.0, 3, 8
-_EMPTY, _EDGE = "#eef1f4", "#9aa7b4"
 DATA = tuple(name for name in ALGORITHMS if name != "barrier")  # those that move any
 
 
@@ -54,7 +53,7 @@ def before_and_after(
 def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
     if name not in DATA:
         raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
-    spec = Spec.of(name, p, root)
+    spec = Specification.of(name, p, root)
     after = spec.wanted & spec.judged[..., None]
     axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)
     top, middle = y + 0.32, y + 0.32 + side / 2
@@ -83,11 +82,11 @@ def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: fl
         if len(givers) == 1:
             numbers.setdefault(rank_style(int(givers[0])).ink, []).append(
                 (str(givers[0]), left + wide / 2, top + wide / 2))
-    axes.add_collection(PolyCollection(frames, facecolors=_EMPTY, edgecolors="none"),
+    axes.add_collection(PolyCollection(frames, facecolors=EMPTY, edgecolors="none"),
                         autolim=False)
     axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors=PAPER, linewidths=0.5),
                         autolim=False)
-    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=_EDGE,
+    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=EDGE,
                                        linewidths=1.0), autolim=False)
     for ink, texts in numbers.items():
         write_many(axes, texts, size=min(12.0, step * 36), color=ink)

@@ -18,6 +18,7 @@ DARK = "#0a0f14"  # text on a rank's colour
 QUIET = "#5d6d7e"  # secondary text, axes, hatches: 5.3:1 on white
 FAINT = "#d5dbe1"  # grids, empty cells
 PAPER = "#ffffff"
+EMPTY, EDGE = "#eef1f4", "#9aa7b4"  # of a box of a grid: what it lacks; its border
 FRESH = "#fff1b8"  # what this step has changed
 ALARM = "#b3001b"  # what went wrong; always together with a word or a sign
 

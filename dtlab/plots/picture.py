@@ -22,11 +22,11 @@ from PIL import Image
 
 from dtlab.plots.palette import INK, QUIET
 
-_STYLE = mpl.rc_params_from_file(
-    str(files("dtlab.plots") / "dtlab.mplstyle"), use_default_template=False
-)
+_STYLE = mpl.rc_params_from_file(str(files("dtlab.plots") / "dtlab.mplstyle"),
+                                 use_default_template=False)
 MARGIN_IN = 0.3  # left and right of the title
-DPI = 100  # of a picture on a page; widgets draw sharper ones
+SMALLEST = 9  # points of a text that is shrunk
+DPI = 100  # of a picture on a page
 
 
 @contextmanager
@@ -57,10 +57,10 @@ class Picture(Figure):
         self.legend(handles=handles, ncols=columns, loc="lower left", borderaxespad=0,
                     bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), **look)
 
-    def png(self, *, dpi: float = DPI) -> bytes:
+    def png(self) -> bytes:
         """The picture as PNG bytes."""
         with styled():
-            self.set_dpi(dpi)
+            self.set_dpi(DPI)
             canvas = FigureCanvasAgg(self)
             canvas.draw()
             pixels = np.asarray(canvas.buffer_rgba())[..., :3]
@@ -92,26 +92,24 @@ def page(width_in: float, height_in: float, title: str, subtitle: str = "") -> I
     with styled():
         picture = Picture(figsize=(width_in, height_in), dpi=DPI)
         FigureCanvasAgg(picture)
-        for text, size, weight, color, top in (
-            (title, 18, "bold", INK, 0.18),
-            (subtitle, 13, "normal", QUIET, 0.56),
-        ):
+        for text, size, weight, color, top in ((title, 18, "bold", INK, 0.18),
+                                               (subtitle, 13, "normal", QUIET, 0.56)):
             fit_text(picture.text(MARGIN_IN / width_in, 1 - top / height_in, text, va="top",
                                   size=size, weight=weight, color=color), width_in - 2 * MARGIN_IN)
         yield picture
 
 
-def fit_text(text: Text, width_in: float, smallest: float = 9) -> None:
-    """Shrink `text` until it is no wider than `width_in` inches; below `smallest`, cut its end."""
+def fit_text(text: Text, width_in: float) -> None:
+    """Shrink `text` until it is no wider than `width_in` inches; below 9 points, cut its end."""
     # DejaVu Sans: on average 0.6 of the type size a letter, bold 0.7.
     share = 0.7 if text.get_fontweight() == "bold" else 0.62
     letters = len(text.get_text())
     if not letters:
         return
     size = min(float(text.get_fontsize()), width_in * 72 / letters / share)
-    text.set_fontsize(max(smallest, size))
-    if size < smallest:
-        text.set_text(text.get_text()[: int(width_in * 72 / smallest / share) - 1] + "…")
+    text.set_fontsize(max(SMALLEST, size))
+    if size < SMALLEST:
+        text.set_text(text.get_text()[: int(width_in * 72 / SMALLEST / share) - 1] + "…")
 
 
 def clock_name(virtual: bool) -> str:

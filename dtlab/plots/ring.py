@@ -43,7 +43,9 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
         axes.set_ylim(-2, 2)
         for centre, v, found in zip(_CENTRES, vnodes, shares, strict=True):
             _draw_ring(axes, centre, servers, v, found)
-            _draw_keys(axes, centre, keys)
+            for x, y in _on_circle(np.array([float(stable_hash(key)) for key in keys]), centre):
+                axes.plot(x, y, marker="o", markersize=7, color=INK, markeredgecolor=PAPER,
+                          zorder=4)
         handles = [Line2D([], [], color=rank_color(s), linewidth=9, label=f"server {s}")
                    for s in range(servers)]
         if keys:
@@ -74,7 +76,7 @@ def _draw_ring(axes: Axes, centre: float, servers: int, vnodes: int,
     lines = []
     for begin, end, _ in _arcs(points, owners):
         steps = max(2, int(200 * (end - begin) / FULL))
-        lines.append(_on_circle(np.linspace(begin, end, steps), centre, _RADIUS))
+        lines.append(_on_circle(np.linspace(begin, end, steps), centre))
     axes.add_collection(LineCollection(lines, colors=[rank_color(int(o)) for o in owners],
                                        linewidths=17, capstyle="butt", zorder=2), autolim=False)
     axes.text(centre, 0.95, _nodes_text(vnodes), ha="center", va="center", size=13, color=INK)
@@ -85,16 +87,10 @@ def _draw_ring(axes: Axes, centre: float, servers: int, vnodes: int,
                   bbox={"boxstyle": "round,pad=0.15", "facecolor": color, "linewidth": 0})
 
 
-def _draw_keys(axes: Axes, centre: float, keys: Sequence[str]) -> None:
-    for key in keys:
-        ((x, y),) = _on_circle(np.array([float(stable_hash(key))]), centre, _RADIUS)
-        axes.plot(x, y, marker="o", markersize=7, color=INK, markeredgecolor=PAPER, zorder=4)
-
-
-def _on_circle(hashes: np.ndarray, centre: float, radius: float) -> np.ndarray:
+def _on_circle(hashes: np.ndarray, centre: float) -> np.ndarray:
     """Return the places of `hashes`, clockwise, from the top."""
     angle = 2 * math.pi * hashes / FULL
-    return np.stack([centre + radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+    return np.stack([centre + _RADIUS * np.sin(angle), _RADIUS * np.cos(angle)], axis=-1)
 
 
 def _nodes_text(vnodes: int) -> str:

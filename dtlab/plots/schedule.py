@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from dtlab.parallel.pipeline import Action, Schedule, Timing
-from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, line_style, mix
+from dtlab.plots.palette import FAINT, HUES, INK, PAPER, QUIET, ink_on, line_style, mix
 from dtlab.plots.picture import Picture, clock_name, page
 from dtlab.trace import Trace
 
 WIDTH_IN = 11.0
-KINDS = {"F": ("forward", "#1668e8"), "B": ("full backward", "#00785f"),
-         "I": ("input gradient", "#45b8ec"), "W": ("weight gradient", "#f0a000")}
+KINDS = {"F": ("forward", HUES[0]), "B": ("full backward", HUES[2]),
+         "I": ("input gradient", HUES[4]), "W": ("weight gradient", HUES[1])}
 Spans = Sequence[Sequence[tuple[Action, float, float]]]  # by rank
-
-
-class Panel(NamedTuple):
-    """A grid of one schedule: planned, simulated or measured."""
-
-    name: str
-    spans: Spans
 
 
 def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None = None,
@@ -37,14 +29,13 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
     the schedule can't run.
     """
     timing = plan.time(F, B, W, comm)
-    panels = [Panel("planned", timing.spans)]
+    panels: dict[str, Spans] = {"planned": timing.spans}
     if trace is not None:
-        panels.append(Panel(clock_name(trace.virtual), spans_of(trace, plan)))
-    end = max(end for panel in panels for row in panel.spans for *_, end in row)
+        panels[clock_name(trace.virtual)] = spans_of(trace, plan)
+    end = max(end for spans in panels.values() for row in spans for *_, end in row)
     figures = figures_of(timing)
-    clocks = " and ".join(panel.name for panel in panels)
     what = title or f"{plan.ranks} ranks, {plan.micro_batches} micro-batches"
-    heading = f"{what} ({clocks})"
+    heading = f"{what} ({' and '.join(panels)})"
     room = max(room, plan.ranks)
     rows_in = 0.42 * room * len(panels) + 0.35 * len(panels)
     height_in = 2.1 + rows_in + (1.5 if held else 0.0)
@@ -120,14 +111,16 @@ def spans_of(trace: Trace, plan: Schedule) -> list[list[tuple[Action, float, flo
     return [[(action, start - begin, end - begin) for action, start, end in row] for row in rows]
 
 
-def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float) -> None:
+def _draw_panels(axes: Axes, panels: Mapping[str, Spans], plan: Schedule, end: float
+                 ) -> None:
+    """Draw a row a rank for each of `panels`: planned, simulated or measured."""
     ticks, labels = [], []
-    for number, panel in enumerate(panels):
+    for number, (name, spans) in enumerate(panels.items()):
         top = number * (plan.ranks + 0.9)
-        for rank, row in enumerate(panel.spans):
+        for rank, row in enumerate(spans):
             y = top + rank
             ticks.append(y)
-            labels.append(f"rank {rank}" if len(panels) == 1 else f"{panel.name} {rank}")
+            labels.append(f"rank {rank}" if len(panels) == 1 else f"{name} {rank}")
             axes.barh(y, end, height=0.86, color=FAINT, alpha=0.45, linewidth=0)
             for action, start, stop in row:
                 _draw_block(axes, y, action, start, stop, end, plan)

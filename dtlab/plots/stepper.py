@@ -9,17 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.patches import Rectangle
 
-from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
+from dtlab.plots.palette import ALARM, EDGE, EMPTY, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.plots.shapes import Corners, corners, draw_boxes, write_many
-from dtlab.recording.frames import Arrow, Frame
+from dtlab.recording.frames import Arrow, CollectiveFrame
 from dtlab.units import bytes_text, count_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 6.6
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.3, 0.3, 0.8, 1.35
 
 
-class Layout(NamedTuple):
+class StepperLayout(NamedTuple):
     """The places of things, in inches from the top left corner of the grid."""
 
     row: float  # height of a rank's row
@@ -31,31 +31,30 @@ class Layout(NamedTuple):
     height: float  # of the whole picture
 
     @staticmethod
-    def of(frame: Frame, height: float | None) -> Layout:
+    def of(frame: CollectiveFrame) -> StepperLayout:
         """The layout of all frames of one run: the same, so that nothing jumps between them."""
         width = WIDTH_IN - _LEFT_IN - _RIGHT_IN
-        row = min(((height or HEIGHT_IN) - _TOP_IN - _BOTTOM_IN) / frame.ranks, 1.2)
-        height = height or _TOP_IN + _BOTTOM_IN + row * frame.ranks
+        row = min((HEIGHT_IN - _TOP_IN - _BOTTOM_IN) / frame.ranks, 1.2)
+        height = _TOP_IN + _BOTTOM_IN + row * frame.ranks
         margin = 1.7 if frame.wide else 0.0
         column = min((width - margin) / frame.pieces, 3.4 if frame.what == "arrivals" else 2.2)
         gutter = max(0.14, min(0.45, 0.24 * column)) if not frame.wide else 0.1
         grid = column * frame.pieces
-        return Layout(row, column, column - gutter, row * 0.8, grid, width - grid, height)
+        return StepperLayout(row, column, column - gutter, row * 0.8, grid, width - grid, height)
 
     def box(self, rank: int, piece: int) -> tuple[float, float]:
         """The top left corner of a cell's box."""
         return piece * self.column, rank * self.row + (self.row - self.box_h) / 2
 
 
-def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
+def stepper(frame: CollectiveFrame) -> Picture:
     """Ranks × pieces. In each box, a bar with one segment a contributor, and their number.
 
     Yellow: changed in this step. Heavy border and ✓: complete. ✗: holds what it never may.
     Arrows: the messages that arrived in this step; those of one piece run beside its column, those
-    of several at the right edge, with their pieces written at them. height_in: of the picture;
-    None: as the number of ranks needs.
+    of several at the right edge, with their pieces written at them.
     """
-    layout = Layout.of(frame, height_in)
+    layout = StepperLayout.of(frame)
     with page(WIDTH_IN, layout.height, heading(frame), progress(frame)) as picture:
         axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         _draw_labels(axes, frame, layout)
@@ -67,7 +66,7 @@ def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
     return picture
 
 
-def describe(frame: Frame) -> str:
+def describe(frame: CollectiveFrame) -> str:
     """The frame in words: what moved, what is complete. The text alternative of its picture."""
     moved = [f"rank {a.src} to rank {a.dst} {cargo(a, frame)}".strip() for a in frame.arrows[:8]]
     if len(frame.arrows) > len(moved):
@@ -77,7 +76,7 @@ def describe(frame: Frame) -> str:
     return f"{heading(frame)}.{messages} {done[0].upper()}{done[1:]}."
 
 
-def heading(frame: Frame) -> str:
+def heading(frame: CollectiveFrame) -> str:
     """Algorithm, ranks and step: the title of a frame."""
     step = f"step {frame.step} of {frame.steps}"
     if not frame.step:
@@ -87,7 +86,7 @@ def heading(frame: Frame) -> str:
     return f"{frame.title} (simulated, {count_text(frame.ranks, 'rank')}): {step}"
 
 
-def progress(frame: Frame) -> str:
+def progress(frame: CollectiveFrame) -> str:
     """Pieces complete, and bytes sent so far."""
     parts = []
     if frame.judged.any():
@@ -104,7 +103,7 @@ def progress(frame: Frame) -> str:
     return " · ".join(parts) or "empty messages only"
 
 
-def cargo(arrow: Arrow, frame: Frame) -> str:
+def cargo(arrow: Arrow, frame: CollectiveFrame) -> str:
     """The load of an arrow: "piece 2", "pieces 0–3", "all pieces"; its bytes if unknown."""
     pieces = arrow.pieces
     if not pieces:
@@ -118,17 +117,16 @@ def cargo(arrow: Arrow, frame: Frame) -> str:
     return "pieces " + ", ".join(map(str, pieces)) if len(pieces) < 4 else f"{len(pieces)} pieces"
 
 
-def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_labels(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     axes.set_xlim(0, WIDTH_IN - _LEFT_IN - _RIGHT_IN)
     axes.set_ylim(layout.height - _TOP_IN - _BOTTOM_IN, 0)
     axes.set_axis_off()
     size = min(14.0, layout.row * 72 * 0.72)
     for rank in range(frame.ranks):
         style, middle = rank_style(rank), (rank + 0.5) * layout.row
-        axes.add_artist(Rectangle(
-            (-0.26, middle - layout.box_h / 2), 0.15, layout.box_h, facecolor=style.color,
-            hatch=style.hatch, edgecolor=style.ink, linewidth=0, clip_on=False,
-        ))
+        axes.add_artist(Rectangle((-0.26, middle - layout.box_h / 2), 0.15, layout.box_h,
+                                  facecolor=style.color, hatch=style.hatch, edgecolor=style.ink,
+                                  linewidth=0, clip_on=False))
         axes.text(-0.34, middle, f"rank {rank}", ha="right", va="center_baseline", size=size)
     narrow = layout.box_w < 0.8
     for piece in range(frame.pieces):
@@ -140,7 +138,7 @@ def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
         axes.text(-0.34, -0.1, "piece", ha="right", va="bottom", size=13)
 
 
-def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_boxes(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     """Draw boxes, and in each the bar: the segment of contributor c is always at the same place."""
     w, h = layout.box_w, layout.box_h
     boxes, faces, edges, widths = [], [], [], []
@@ -154,7 +152,7 @@ def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
         boxes.append(corners(x, y, w, h))
         faces.append(FRESH if frame.changed[rank, piece] and frame.step else PAPER)
         spoilt, ready = wrong[rank, piece], complete[rank, piece]
-        edges.append(ALARM if spoilt else INK if ready else "#9aa7b4")
+        edges.append(ALARM if spoilt else INK if ready else EDGE)
         widths.append(heavy if spoilt or ready else 1.0)
         held = frame.holds[rank, piece]
         shown = np.flatnonzero(frame.wanted[rank, piece] | (held > 0))
@@ -163,17 +161,17 @@ def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
         for place, contributor in enumerate(shown):
             box = corners(x + pad + place * part, y + 0.56 * h, part, 0.36 * h)
             segments.append(box)
-            colors.append(rank_style(int(contributor)).color if held[contributor] else "#eef1f4")
+            colors.append(rank_style(int(contributor)).color if held[contributor] else EMPTY)
             if held[contributor] > 1 or held[contributor] < 0:
                 twice.append(box)
     axes.add_collection(PolyCollection(list(np.array(boxes)), facecolors=faces, edgecolors=edges,
                                        linewidths=widths, joinstyle="miter"), autolim=False)
     axes.add_collection(PolyCollection(list(np.array(segments)), facecolors=colors,
-                                       edgecolors="#9aa7b4", linewidths=thin), autolim=False)
+                                       edgecolors=EDGE, linewidths=thin), autolim=False)
     draw_boxes(axes, twice, "xxx", facecolor="none", edgecolor=INK, linewidth=2)
 
 
-def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_counts(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     """Write in each box "3/4", "✓ 4/4", "✗ 5/4"; no count where one contributor is wanted.
 
     Where a box is small: the count alone, or ✓ or ✗ alone.
@@ -202,7 +200,7 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
         write_many(axes, texts, size=size, color=color, weight=weight)
 
 
-def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
+def _draw_arrows(axes: Axes, frame: CollectiveFrame, layout: StepperLayout) -> None:
     """Each arrow leaves its sender's row, goes up or down in a lane of its own, and turns in."""
     gutters: dict[int, list[Arrow]] = {}
     for arrow in frame.arrows:
@@ -228,8 +226,8 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
             colors.append(color)
             heads.append((begin + 0.09, enter, color))
         for leave, text in _labels(arrows, frame, layout) if stub else ():
-            axes.text(begin + 0.08, leave - 0.03, text, zorder=6, size=_label_size(layout),
-                      va="bottom", ha="left")
+            axes.text(begin + 0.08, leave - 0.03, text, zorder=6, va="bottom", ha="left",
+                      size=max(7.0, min(12.0, layout.row * 72 * 0.36)))
     thick = 3.0 if frame.ranks <= 8 else 2.0
     axes.add_collection(LineCollection(lines, colors=PAPER, linewidths=thick + 2, zorder=3),
                         autolim=False)
@@ -241,7 +239,8 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
                      edgecolors=PAPER, linewidths=0.5)
 
 
-def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[float, str]]:
+def _labels(arrows: list[Arrow], frame: CollectiveFrame, layout: StepperLayout
+            ) -> list[tuple[float, str]]:
     """Return the height and the text of each sender's cargo, all its messages together."""
     found = []
     for src in sorted({arrow.src for arrow in arrows}):
@@ -250,10 +249,6 @@ def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[flo
         together = own[0] if len(own) == 1 else Arrow(src, -1, sum(a.nbytes for a in own), pieces)
         found.append(((src + 0.5) * layout.row - 0.13 * layout.box_h, cargo(together, frame)))
     return found
-
-
-def _label_size(layout: Layout) -> float:
-    return max(7.0, min(12.0, layout.row * 72 * 0.36))
 
 
 def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
@@ -271,7 +266,7 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
     return chosen, len(taken)
 
 
-def _draw_foot(picture: Picture, frame: Frame) -> None:
+def _draw_foot(picture: Picture, frame: CollectiveFrame) -> None:
     """Draw the current step, as a bar with one field a step; and the meaning of the signs."""
     axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)
@@ -284,10 +279,8 @@ def _draw_foot(picture: Picture, frame: Frame) -> None:
     faces = [INK if i < frame.step else FAINT for i in range(steps)]
     axes.add_collection(PolyCollection(fields, facecolors=faces, edgecolors="none"), autolim=False)
     axes.text(bar + 0.08, 0.22, f"{frame.step}/{frame.steps}", va="center", size=13)
-    for x, face, edge, thick, text in (
-        (5.6, FRESH, "#9aa7b4", 1.0, "changed now"),
-        (7.45, PAPER, INK, 3.0, "✓ complete"),
-    ):
+    for x, face, edge, thick, text in ((5.6, FRESH, EDGE, 1.0, "changed now"),
+                                       (7.45, PAPER, INK, 3.0, "✓ complete")):
         axes.add_artist(Rectangle((x, 0.1), 0.34, 0.24, facecolor=face, edgecolor=edge,
                                  linewidth=thick))
         axes.text(x + 0.44, 0.22, text, va="center", size=13)

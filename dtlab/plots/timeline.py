@@ -20,6 +20,7 @@ from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 MOST_ARROWS = 300  # more would hide what they show
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.6, 0.35, 1.4, 1.0
+TRACKS = ("send", "work", "recv")  # from the top of a lane
 Lanes = dict[tuple[int, int], int]  # (rank, stream): its place, counted from the top
 
 
@@ -36,7 +37,9 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     """
     check_is_trace(trace)
     check_positive("width_in", width_in)
-    begin, end = _window(trace, window)
+    begin, end = (0.0, end_of(trace) * 1.01 or 1.0) if window is None else window
+    if not begin < end:
+        raise ConfigError(f"window must run from an earlier to a later time, not {window}")
     wanted = wanted_ranks(trace, ranks)
     bars = [bar for bar in bars_of(trace) if bar.rank in wanted]
     lanes = lanes_of(wanted, bars)
@@ -66,15 +69,6 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     return picture
 
 
-def _window(trace: Trace, window: tuple[float, float] | None) -> tuple[float, float]:
-    if window is not None:
-        begin, end = window
-        if not begin < end:
-            raise ConfigError(f"window must run from an earlier to a later time, not {window}")
-        return begin, end
-    return 0.0, end_of(trace) * 1.01 or 1.0
-
-
 def wanted_ranks(trace: Trace, ranks: Sequence[int] | None) -> set[int]:
     wanted = set(range(trace.ranks) if ranks is None else ranks)
     if not wanted or not wanted <= set(range(trace.ranks)):
@@ -88,9 +82,18 @@ def lanes_of(ranks: set[int], bars: list[Bar]) -> Lanes:
     return {lane: place for place, lane in enumerate(sorted(present))}
 
 
+def lane_name(rank: int, stream: int) -> str:
+    return f"{rank} · stream {stream}" if stream else f"rank {rank}"
+
+
+def tracks_in(bars: list[Bar]) -> list[str]:
+    """The tracks that hold any of `bars`, from the top of a lane."""
+    return [track for track in TRACKS if any(bar.track == track for bar in bars)]
+
+
 def _tracks(bars: list[Bar]) -> dict[str, tuple[float, float]]:
     """Top and bottom of each track, as shares of a lane of height 1, from the lane's middle."""
-    present = [track for track in ("send", "work", "recv") if any(b.track == track for b in bars)]
+    present = tracks_in(bars)
     height = 0.84 / max(1, len(present))
     return {t: (-0.42 + i * height, -0.42 + (i + 1) * height) for i, t in enumerate(present)}
 
@@ -110,20 +113,16 @@ def _frame(axes: Axes, lanes: Lanes, begin: float, end: float, lanes_in: float) 
     while lanes_in / len(named) * 72 * every < 15:
         every *= 2
     axes.set_yticks([lanes[lane] for lane in named[::every]],
-                    [f"{rank} · stream {stream}" if stream else f"rank {rank}"
-                     for rank, stream in named[::every]])
+                    [lane_name(*lane) for lane in named[::every]])
     axes.tick_params(axis="y", pad=24)
     for (rank, _), place in lanes.items():
         if rank % 2 == 0:
-            axes.add_artist(Rectangle(
-                (0, place - 0.5), 1, 1, facecolor="#f4f6f8", linewidth=0, zorder=0,
-                transform=axes.get_yaxis_transform(),
-            ))
+            axes.add_artist(Rectangle((0, place - 0.5), 1, 1, facecolor="#f4f6f8", linewidth=0,
+                                      zorder=0, transform=axes.get_yaxis_transform()))
         style = rank_style(rank)
-        axes.add_artist(Rectangle(
-            (-0.021, place - 0.42), 0.014, 0.84, facecolor=style.color, hatch=style.hatch,
-            edgecolor=style.ink, linewidth=0, transform=axes.get_yaxis_transform(), clip_on=False,
-        ))
+        axes.add_artist(Rectangle((-0.021, place - 0.42), 0.014, 0.84, facecolor=style.color,
+                                  hatch=style.hatch, edgecolor=style.ink, linewidth=0,
+                                  transform=axes.get_yaxis_transform(), clip_on=False))
     return scale
 
 
@@ -151,9 +150,7 @@ def hatched_kinds(bars: list[Bar]) -> set[str]:
             if hatch and (kind in _QUIET_KINDS or count[kind] <= _MOST_HATCHED)}
 
 
-def _edges(
-    bar: Bar, lanes: Lanes, tracks: dict[str, tuple[float, float]]
-) -> tuple[float, float]:
+def _edges(bar: Bar, lanes: Lanes, tracks: dict[str, tuple[float, float]]) -> tuple[float, float]:
     """Top and bottom of a bar on the y axis."""
     top, bottom = tracks[bar.track]
     share = (bottom - top) / bar.slots
@@ -161,10 +158,8 @@ def _edges(
     return upper, upper + share
 
 
-def _draw_bars(
-    axes: Axes, bars: list[Bar], lanes: Lanes, tracks: dict[str, tuple[float, float]],
-    scale: float, pixel_s: float,
-) -> None:
+def _draw_bars(axes: Axes, bars: list[Bar], lanes: Lanes, tracks: dict[str, tuple[float, float]],
+               scale: float, pixel_s: float) -> None:
     hatched = hatched_kinds(bars)
     alike: dict[tuple[str, str], list[Bar]] = {}
     for bar in bars:
@@ -183,10 +178,8 @@ def _draw_bars(
                        linewidth=0, zorder=depth + 0.1)
 
 
-def _draw_texts(
-    axes: Axes, bars: list[Bar], lanes: Lanes, tracks: dict[str, tuple[float, float]],
-    scale: float, pixel_s: float, lane_in: float, window: tuple[float, float],
-) -> None:
+def _draw_texts(axes: Axes, bars: list[Bar], lanes: Lanes, tracks: dict[str, tuple[float, float]],
+                scale: float, pixel_s: float, lane_in: float, window: tuple[float, float]) -> None:
     """Label each bar inside it, where there is room. Peers are named everywhere or nowhere."""
     if lane_in * 0.84 * 72 < 9:
         return  # not even a whole lane is high enough for letters
@@ -209,9 +202,8 @@ def _draw_texts(
         write_many(axes, texts, size=size, color=ink_on(fill), halo=fill)
 
 
-def arrows_shown(
-    trace: Trace, ranks: set[int], begin: float, end: float
-) -> tuple[list[Message], int]:
+def arrows_shown(trace: Trace, ranks: set[int], begin: float, end: float
+                 ) -> tuple[list[Message], int]:
     """The messages to draw an arrow for, and how many there are in all."""
     seen = [m for m in trace.transfers
             if m.end_s >= begin and m.start_s <= end and {m.src, m.dst} <= ranks]
@@ -221,10 +213,8 @@ def arrows_shown(
     return seen[::max(1, every)], len(seen)
 
 
-def _draw_arrows(
-    axes: Axes, shown: list[Message], lanes: Lanes, tracks: dict[str, tuple[float, float]],
-    scale: float,
-) -> None:
+def _draw_arrows(axes: Axes, shown: list[Message], lanes: Lanes,
+                 tracks: dict[str, tuple[float, float]], scale: float) -> None:
     """Draw an arrow a message: from when it left to when it had arrived, by the nearer edges."""
     ends = [(lanes[m.src, m.src_stream], lanes[m.dst, m.dst_stream]) for m in shown]
     tails = [(m.start_s / scale, src + tracks["send"][src < dst])
@@ -239,11 +229,9 @@ def _draw_arrows(
 
 
 def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
-    handles = [
-        Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
-              edgecolor=INK, label=name)
-        for kind, (white, hatch, name) in STYLES.items() if kind in kinds
-    ]
+    handles = [Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
+                     edgecolor=INK, label=name)
+               for kind, (white, hatch, name) in STYLES.items() if kind in kinds]
     if handles:
         columns = len(handles) if len(handles) <= 4 else 3
         picture.explain(handles, columns, handleheight=1.1, handlelength=1.8, columnspacing=1.4,

@@ -34,10 +34,9 @@ Repeats = Sequence[float] | Sequence[Sequence[float]]  # one time a size, or sev
 COUNT = "{:,.0f}".format
 
 
-def sweep(
-    predicted: Callable[[float], float], simulated: Mapping[int, float], *, best: float,
-    bound_s: float, what: str = "segments", title: str = "Time against the number of segments",
-) -> Picture:
+def sweep(predicted: Callable[[float], float], simulated: Mapping[int, float], *, best: float,
+          bound_s: float, what: str = "segments", title: str = "Time against the number of segments"
+          ) -> Picture:
     """The curve `predicted(k)`, in seconds, and dots at `simulated` {k: seconds}; both axes
     logarithmic. A dashed line marks k = `best`, a dotted one the bound below all.
 

@@ -61,10 +61,9 @@ def _median(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
     return x.tolist(), np.median(each, axis=0).tolist()
 
 
-def loss_sweep(
-    losses: Mapping[str, Mapping[float, Sequence[float]]], x_label: str, title: str = "Loss", *,
-    subtitle: str = "", limits: Mapping[str, float] | None = None, ceiling: float = 4.0,
-) -> Picture:
+def loss_sweep(losses: Mapping[str, Mapping[float, Sequence[float]]], x_label: str,
+               title: str = "Loss", *, subtitle: str = "",
+               limits: Mapping[str, float] | None = None, ceiling: float = 4.0) -> Picture:
     """Loss at the end of training against a setting, both axes logarithmic.
 
     losses: name → setting → the loss of each seed. A dot is the median, its bar holds all seeds.

@@ -19,16 +19,16 @@ from dtlab.units import bytes_text
 DAY_S = 86_400
 
 
-class Device(NamedTuple):
+class Accelerator(NamedTuple):
     """An accelerator: dense 16-bit operations a second, and bytes of memory, by its data sheet."""
 
     flops: float
     memory_bytes: float
 
 
-DEVICES = {"V100 (125 TFLOP/s, 32 GB)": Device(125e12, 32e9),
-           "A100 (312 TFLOP/s, 80 GB)": Device(312e12, 80e9),
-           "H100 (989 TFLOP/s, 80 GB)": Device(989e12, 80e9)}
+DEVICES = {"V100 (125 TFLOP/s, 32 GB)": Accelerator(125e12, 32e9),
+           "A100 (312 TFLOP/s, 80 GB)": Accelerator(312e12, 80e9),
+           "H100 (989 TFLOP/s, 80 GB)": Accelerator(989e12, 80e9)}
 
 
 def days_text(seconds: float) -> str:

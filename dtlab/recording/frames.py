@@ -18,7 +18,7 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Frame:
+class CollectiveFrame:
     """The state of all ranks after step `step` of `steps`; step 0 is the start.
 
     holds[r, j, c]: how often rank c's contribution is in piece j of rank r. Shape (p, pieces, p).

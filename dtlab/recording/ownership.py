@@ -8,13 +8,12 @@ lies where it belongs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-MISPLACED = 2  # in `Frame.holds`: something else lies in its place
+MISPLACED = 2  # in `CollectiveFrame.holds`: something else lies in its place
 
 
 def piece_numbers(p: int) -> torch.Tensor:
@@ -51,19 +50,3 @@ def correct_order_(holds: np.ndarray, wanted: np.ndarray, result: Any) -> None:
         if not right and there.any():  # show whose it is, if the place is for one piece only
             others = there.any(axis=0) if wanted[piece].sum() == 1 else np.arange(p) == owner
             holds[piece, others] = MISPLACED
-
-
-def owned_pieces(p: int, given: Sequence[np.ndarray], times: Sequence[float],
-            moves: Sequence[tuple[float, int, np.ndarray]]) -> list[np.ndarray]:
-    """holds (p, p, p), at the start and at each of `times`: what each rank has got by then.
-
-    given[r]: what rank r began with. moves: (when, to whom, what), for each message.
-    """
-    states = [np.stack(given).astype(np.int64)]
-    for now in times:
-        holds = states[-1].copy()
-        for when, rank, pieces in moves:
-            if when == now:
-                holds[rank] |= pieces
-        states.append(holds)
-    return states

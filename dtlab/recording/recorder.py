@@ -28,9 +28,9 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ranks.unwritten import unwritten_is_nan
 from dtlab.recording import ownership
-from dtlab.recording.frames import Arrow, Frame
-from dtlab.recording.specification import Spec, arguments
-from dtlab.recording.watched import Notes, Posted, Region, WatchedComm, region_of
+from dtlab.recording.frames import Arrow, CollectiveFrame
+from dtlab.recording.specification import Specification, arguments
+from dtlab.recording.watched import BufferRegion, Notes, Posted, WatchedComm, region_of
 from dtlab.simulator import simulate
 from dtlab.topology import check_ranks, uniform
 from dtlab.trace import Message, Trace
@@ -56,13 +56,11 @@ class _Seen(NamedTuple):
 
 
 def stepper_frames(
-    collective: str, algorithm: str, ranks: int, root: int = 0, op: Any = "sum"
-) -> list[Frame]:
+    collective: str, algorithm: str, ranks: int, root: int = 0) -> list[CollectiveFrame]:
     """The frames of a registered algorithm: one for the start, one for each step.
 
-    A step is a moment at which messages arrive. `op` only enters the title: contributions are
-    counted by adding them. A double tree is recorded with one segment a tree. Raises `ConfigError`
-    for names or ranks that don't exist.
+    A step is a moment at which messages arrive. A double tree is recorded with one segment a tree.
+    Raises `ConfigError` for names or ranks that don't exist.
     """
     check_name("collective", collective)
     check_name("algorithm", algorithm)
@@ -72,16 +70,13 @@ def stepper_frames(
     if algorithm not in known:
         raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: "
                           f"{', '.join(known)}")
-    title = f"{collective}, {algorithm}" + ("" if op == "sum" else f", {op}")
     options = RECORDED_WITH.get((collective, algorithm), {})
     return frames_of(partial(known[algorithm], **options), ranks, collective, root=root,
-                     title=title)
+                     title=f"{collective}, {algorithm}")
 
 
-def frames_of(
-    fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,
-    title: str = "",
-) -> list[Frame]:
+def frames_of(fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,
+              title: str = "") -> list[CollectiveFrame]:
     """The frames of any function `fn(comm, x)`, such as a learner's own ring.
 
     `x` is a vector of ranks² elements, to be cut into `ranks` pieces, or of another length if `fn`
@@ -100,16 +95,16 @@ def frames_of(
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
     inner = getattr(fn, "func", fn)  # of a functools.partial
     title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"
-    recorded = first = _record(fn, title, Spec.of(collective, ranks, root), root)
+    recorded = first = _record(fn, title, Specification.of(collective, ranks, root), root)
     for _ in range(3):  # few elements may not show all cuts
         pieces = recorded.natural_pieces()
         if pieces == recorded.pieces:
             return recorded.frames()
-        recorded = _record(fn, title, Spec.of(collective, ranks, root, pieces), root)
+        recorded = _record(fn, title, Specification.of(collective, ranks, root, pieces), root)
     return first.frames()
 
 
-def _record(fn: Callable[..., Any], title: str, spec: Spec, root: int) -> _Recording:
+def _record(fn: Callable[..., Any], title: str, spec: Specification, root: int) -> _Recording:
     """Run `fn` on every rank, watched."""
     p, pieces = len(spec.wanted), spec.wanted.shape[1]
 
@@ -133,9 +128,8 @@ def _record(fn: Callable[..., Any], title: str, spec: Spec, root: int) -> _Recor
     return _Recording(title, spec, run.trace, run.values)
 
 
-def _canvas(
-    notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
-) -> int:
+def _canvas(notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
+            ) -> int:
     """Choose the buffer to show: the result's if that lies in a whole vector; else the one in
     which the result, being one piece, stands in the rank's place; else the input's.
 
@@ -164,7 +158,7 @@ def _elsewhere(notes: Notes, canvas: int, given: Sequence[Any]) -> int:
 class _Recording:
     """Cuts the notes of all ranks at the moments when messages arrived."""
 
-    def __init__(self, title: str, spec: Spec, trace: Trace, seen: Sequence[_Seen]):
+    def __init__(self, title: str, spec: Specification, trace: Trace, seen: Sequence[_Seen]):
         self.title, self.spec, self.trace, self.seen = title, spec, trace, seen
         self.pieces = int(spec.wanted.shape[1])
         self.times = sorted({m.end_s for m in trace.transfers})
@@ -186,7 +180,7 @@ class _Recording:
             return self.pieces
         return len(cuts) - 1 if len(cuts) - 1 <= MOST_PIECES else p
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[CollectiveFrame]:
         """One frame for the start and one for each moment at which messages arrived."""
         p, spec = self.trace.ranks, self.spec
         record = self._moved if spec.moves else self._states if self.data else self._arrivals
@@ -206,10 +200,9 @@ class _Recording:
             arrows = tuple(arrived[now]) if step else ()
             sent += sum(arrow.nbytes for arrow in arrows)
             changed = (holds != states[max(0, step - 1)]).any(axis=2)
-            frames.append(Frame(
+            frames.append(CollectiveFrame(
                 self.title, step, len(self.times), holds, wanted, judged, changed, arrows,
-                sent, total, vector_bytes, "piece" if self.data else "arrivals", wide,
-            ))
+                sent, total, vector_bytes, "piece" if self.data else "arrivals", wide))
         return frames
 
     def _states(self) -> list[np.ndarray]:
@@ -252,9 +245,13 @@ class _Recording:
         given = [np.any([ownership.pieces_in(history[0][1], p) for history in
                          each.notes.history.values() if history[0][0] == 0.0], axis=0)
                  for each in self.seen]
-        moves = [(m.end_s, m.dst, ownership.pieces_in(sent.data, p))
-                 for m, (sent, _) in self.sides if sent]
-        states = ownership.owned_pieces(p, given, self.times, moves)
+        states = [np.stack(given).astype(np.int64)]
+        for now in self.times:
+            holds = states[-1].copy()
+            for m, (sent, _) in self.sides:
+                if sent and m.end_s == now:
+                    holds[m.dst] |= ownership.pieces_in(sent.data, p)
+            states.append(holds)
         for rank, each in enumerate(self.seen):
             wanted = spec.wanted[rank] & spec.judged[rank][:, None]
             ownership.correct_order_(states[-1][rank], wanted, each.result)
@@ -275,9 +272,7 @@ class _Recording:
         return [(m, (take("sent", m.src, m.dst, m.sent_s),
                      take("received", m.dst, m.src, m.wanted_s))) for m in self.trace.transfers]
 
-    def _carried(
-        self, m: Message, sides: tuple[Posted | None, Posted | None]
-    ) -> tuple[int, ...]:
+    def _carried(self, m: Message, sides: tuple[Posted | None, Posted | None]) -> tuple[int, ...]:
         """Return the pieces of a message: by its contents, or their places at one of its ends."""
         if self.spec.moves:
             found = ownership.pieces_in(sides[0].data if sides[0] else None, self.trace.ranks)
@@ -286,7 +281,7 @@ class _Recording:
         by_place = (self._pieces(rank, side.region) for rank, side in ends if side)
         return next((pieces for pieces in by_place if pieces), ())
 
-    def _pieces(self, rank: int, region: Region | None) -> tuple[int, ...]:
+    def _pieces(self, rank: int, region: BufferRegion | None) -> tuple[int, ...]:
         p = self.trace.ranks
         if region is not None and region.length == self.pieces * p:
             return tuple(range(self.pieces))  # a whole vector, wherever it lies

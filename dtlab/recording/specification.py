@@ -13,10 +13,11 @@ from dtlab.errors import ConfigError
 from dtlab.recording.ownership import piece_numbers
 
 
-class Spec(NamedTuple):
-    """wanted (p, pieces, p) and judged (p, pieces) as in `Frame`; `start`: what a rank is given.
+class Specification(NamedTuple):
+    """wanted (p, pieces, p) and judged (p, pieces) as in `CollectiveFrame`.
 
-    start: "vector" (every piece, all its own), "piece" (one), "root" (only the root has any).
+    start: what a rank is given: "vector" (every piece, all its own), "piece" (one), "root"
+    (only the root has any).
     moves: pieces are only moved, and nothing is added up; see `dtlab.recording.ownership`.
     synchronizes: in the end every rank knows that every rank has arrived (a barrier).
     """
@@ -28,7 +29,7 @@ class Spec(NamedTuple):
     synchronizes: bool = False
 
     @staticmethod
-    def of(collective: str, p: int, root: int, pieces: int | None = None) -> Spec:
+    def of(collective: str, p: int, root: int, pieces: int | None = None) -> Specification:
         """The specification of a collective on p ranks. An unknown one is shown, but not judged.
 
         pieces: into how many the vector is cut (None: p); p where each piece belongs to a rank.
@@ -40,20 +41,21 @@ class Spec(NamedTuple):
         all_cells, no_cells = np.ones((p, k), bool), np.zeros((p, k), bool)
         at_root, own_piece = all_cells & (ranks == root)[:, None], np.eye(p, k, dtype=bool)
         known = {
-            "all_reduce": Spec(from_all, all_cells),
-            "broadcast": Spec(from_root, all_cells, "root"),
-            "reduce": Spec(from_all, at_root),
-            "scan": Spec(everywhere & (giver <= rank), all_cells),
+            "all_reduce": Specification(from_all, all_cells),
+            "broadcast": Specification(from_root, all_cells, "root"),
+            "reduce": Specification(from_all, at_root),
+            "scan": Specification(everywhere & (giver <= rank), all_cells),
             # an exclusive scan leaves rank 0 without a result
-            "exscan": Spec(everywhere & (giver < rank), all_cells & (ranks > 0)[:, None]),
-            "all_gather": Spec(everywhere & owner, all_cells, "piece", moves=True),
-            "gather": Spec(everywhere & owner, at_root, "piece", moves=True),
-            "all_to_all": Spec(from_all, own_piece, moves=True),  # piece j: what is for rank j
-            "reduce_scatter": Spec(from_all, own_piece),
-            "scatter": Spec(from_root, own_piece, "root", moves=True),
-            "barrier": Spec(from_all, all_cells, synchronizes=True),
+            "exscan": Specification(everywhere & (giver < rank), all_cells & (ranks > 0)[:, None]),
+            "all_gather": Specification(everywhere & owner, all_cells, "piece", moves=True),
+            "gather": Specification(everywhere & owner, at_root, "piece", moves=True),
+            # piece j is for rank j
+            "all_to_all": Specification(from_all, own_piece, moves=True),
+            "reduce_scatter": Specification(from_all, own_piece),
+            "scatter": Specification(from_root, own_piece, "root", moves=True),
+            "barrier": Specification(from_all, all_cells, synchronizes=True),
         }
-        return known.get(collective, Spec(from_all, no_cells))
+        return known.get(collective, Specification(from_all, no_cells))
 
     @property
     def given(self) -> np.ndarray:
@@ -67,7 +69,8 @@ class Spec(NamedTuple):
         return own
 
 
-def arguments(fn: Callable[..., Any], spec: Spec, rank: int, p: int, root: int) -> dict[str, Any]:
+def arguments(fn: Callable[..., Any], spec: Specification, rank: int, p: int, root: int
+              ) -> dict[str, Any]:
     """Return the arguments of `fn` after the communicator, by the names of its parameters.
 
     The first parameter after the communicator is the data if none is named x or parts. Data of
@@ -95,6 +98,5 @@ def arguments(fn: Callable[..., Any], spec: Spec, rank: int, p: int, root: int) 
         elif q.default is q.empty:
             raise ConfigError(
                 f"can't watch {getattr(fn, '__name__', fn)}: it needs {q.name!r}, and only x, "
-                f"parts, root and op can be given; wrap it in a function of (comm, x)"
-            )
+                f"parts, root and op can be given; wrap it in a function of (comm, x)")
     return given

@@ -12,7 +12,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.machine import Machine
 
 
-class Region(NamedTuple):
+class BufferRegion(NamedTuple):
     """The place of a tensor: `memory` is the address of its storage, the rest counts elements."""
 
     memory: int
@@ -26,7 +26,7 @@ class Posted(NamedTuple):
 
     peer: int | None
     when_s: float
-    region: Region | None
+    region: BufferRegion | None
     data: torch.Tensor | None = None
 
 
@@ -74,12 +74,13 @@ def as_floats(x: Any) -> Any:
     return x
 
 
-def region_of(tensor: Any) -> Region | None:
+def region_of(tensor: Any) -> BufferRegion | None:
     """Return the place of a tensor's data; None for other objects, empty and scattered tensors."""
     tensor = as_floats(tensor)
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
         return None
-    return Region(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.numel())
+    return BufferRegion(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()),
+                        tensor.numel())
 
 
 class WatchedComm(Comm):

@@ -25,21 +25,8 @@ from dtlab.widgets.topology import TopologyExplorer
 from dtlab.widgets.training_time import TrainingTimeExplorer
 
 __all__ = [
-    "AlgorithmTopologyExplorer",
-    "AlphaBetaExplorer",
-    "ClockExplorer",
-    "CriticalBatchExplorer",
-    "FailureExplorer",
-    "OverlapExplorer",
-    "MemoryExplorer",
-    "PlacementExplorer",
-    "PlanExplorer",
-    "RankGrid",
-    "ReplicaExplorer",
-    "ScheduleExplorer",
-    "ShardedMatrixExplorer",
-    "Stepper",
-    "TimelineExplorer",
-    "TopologyExplorer",
-    "TrainingTimeExplorer",
+    "AlgorithmTopologyExplorer", "AlphaBetaExplorer", "ClockExplorer", "CriticalBatchExplorer",
+    "FailureExplorer", "MemoryExplorer", "OverlapExplorer", "PlacementExplorer", "PlanExplorer",
+    "RankGrid", "ReplicaExplorer", "ScheduleExplorer", "ShardedMatrixExplorer", "Stepper",
+    "TimelineExplorer", "TopologyExplorer", "TrainingTimeExplorer",
 ]

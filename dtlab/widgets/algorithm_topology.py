@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture, contest_on
 from dtlab.topology import Topology
 from dtlab.units import bytes_text
-from dtlab.widgets.explorer import Explorer, choice, dropdown
+from dtlab.widgets.explorer import Choice, Explorer, choice, dropdown, values_beside
 from dtlab.wires import ContestEntry, contest, examples
-
-Choice = tuple[str, int, str]  # cluster, bytes, algorithm
 
 
 class AlgorithmTopologyExplorer(Explorer):
@@ -37,30 +34,14 @@ class AlgorithmTopologyExplorer(Explorer):
             raise ConfigError("each cluster needs entries of the same sizes and algorithms; "
                               "take those of one wires.contest(clusters)")
         algorithms = lists.pop()
-        self.cluster = dropdown("cluster", list(self.clusters), next(iter(self.clusters)), "320px")
+        self.cluster = dropdown("cluster", self.clusters, next(iter(self.clusters)), "320px")
         self.algorithm = dropdown("links of", algorithms, algorithms[0])
         self.nbytes = choice("size", [(bytes_text(n), n) for n in sizes], sizes[-1])
         super().__init__([self.cluster, self.algorithm], [self.nbytes])
-        self._update()
-        for control in self.controls:
-            control.observe(lambda _: self._update(), "value")
 
-    def static(self) -> Picture:
-        """The picture that is shown, as a matplotlib figure."""
-        return self._draw(self._choice())
+    def _near(self) -> Iterator[Choice]:
+        return ((self.cluster.value, self.algorithm.value, nbytes)
+                for nbytes in values_beside(self.nbytes))
 
-    def _choice(self) -> Choice:
-        return self.cluster.value, self.nbytes.value, self.algorithm.value
-
-    def _update(self) -> None:
-        now = self._choice()
-        self._show(now, partial(self._draw, now))
-        sizes = [nbytes for _, nbytes in self.nbytes.options]
-        at = sizes.index(now[1])
-        for near in sizes[max(0, at - 1):at] + sizes[at + 1:at + 2]:
-            key = now[0], near, now[2]
-            self._ahead(key, partial(self._draw, key))
-
-    def _draw(self, which: Choice) -> Picture:
-        cluster, nbytes, algorithm = which
+    def _draw(self, cluster: str, algorithm: str, nbytes: int) -> Picture:
         return contest_on(self.clusters[cluster], self._entries[cluster, nbytes], algorithm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from dtlab.collectives import ALGORITHMS
 from dtlab.cost import form
@@ -11,7 +10,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots import Picture, cost_curves
 from dtlab.plots.curves import Measured
 from dtlab.units import bytes_text, seconds_text
-from dtlab.widgets.explorer import Explorer, choice, dropdown
+from dtlab.widgets.explorer import Explorer, choice, dropdown, number_slider
 
 TIMES = (1e-6, 1e2)  # of the axis: fixed, so that curves move and the axis does not
 
@@ -24,11 +23,9 @@ class AlphaBetaExplorer(Explorer):
     reduced; a value that you have fitted yourself is one of the slider's stops.
     """
 
-    def __init__(
-        self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
-        beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
-        algorithms: Sequence[str] | None = None,
-    ):
+    def __init__(self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
+                 beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
+                 algorithms: Sequence[str] | None = None):
         if collective not in ALGORITHMS:
             raise ConfigError(f"no closed form for {collective!r}; "
                               f"there are: {', '.join(ALGORITHMS)}")
@@ -36,28 +33,13 @@ class AlphaBetaExplorer(Explorer):
             form(collective, name, 1, 0)  # raises if there is none
         self.measured, self._measured_at = measured, (collective, ranks)
         self._algorithms = {collective: list(algorithms)} if algorithms else {}
-        counts = sorted({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, ranks})
-        self.collective = dropdown("collective", list(ALGORITHMS), collective)
-        self.ranks = choice("ranks p", [(f"{p:,}", p) for p in counts], ranks)
+        counts = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+        self.collective = dropdown("collective", ALGORITHMS, collective)
+        self.ranks = number_slider("ranks p", counts, ranks, "{:,}".format)
         self.alpha = choice("latency α", _stops(alpha, -7, -3, seconds_text), alpha)
         self.beta = choice("bandwidth 1/β", _stops(beta, -12, -6, _speed)[::-1], beta)
         self.gamma = choice("reduction 1/γ", _stops(gamma, -12, -8, _speed)[::-1], gamma)
         super().__init__([self.collective, self.ranks], [self.alpha, self.beta], [self.gamma])
-        self._update()
-        for control in self.controls:
-            control.observe(lambda _: self._update(), "value")
-
-    def static(self) -> Picture:
-        """The curves that are shown, as a matplotlib figure."""
-        return self._draw(*self._choice())
-
-    def _choice(self) -> tuple[str, int, float, float, float]:
-        return (self.collective.value, self.ranks.value, self.alpha.value, self.beta.value,
-                self.gamma.value)
-
-    def _update(self) -> None:
-        now = self._choice()
-        self._show(now, partial(self._draw, *now))
 
     def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float
               ) -> Picture:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from dtlab.checks import check_amount, check_positive
@@ -10,7 +11,7 @@ from dtlab.cost.failures import DAY_S
 from dtlab.plots import Picture
 from dtlab.plots.failures import failures
 from dtlab.reliability import Goodput, goodput
-from dtlab.widgets.explorer import Explorer, choice, dropdown
+from dtlab.widgets.explorer import Choice, Explorer, dropdown, number_slider, values_beside
 
 NODES, REPAIR_S, MINUTE_S = 8, 3600.0, 60.0
 COPIES = {"copy_s": MINUTE_S, "copy_restart_s": MINUTE_S}
@@ -42,42 +43,23 @@ class FailureExplorer(Explorer):
         for name, value in (("mttf_s", mttf_s), ("save_s", save_s), ("interval_s", interval_s)):
             check_positive(name, value)
         check_amount("restart_s", restart_s)
-        self.mttf = choice("a failure every", _times(3600, (1, 2, 4, 8, 12, 24), "h", mttf_s),
-                           mttf_s)
-        self.save = choice("save", _times(60, (0.5, 1, 2, 5, 10, 20), "min", save_s), save_s)
-        self.restart = choice("restart", _times(60, (1, 2, 5, 10, 20, 40), "min", restart_s),
-                              restart_s)
-        self.interval = choice("work between saves", _times(
-            60, (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 480), "min", interval_s),
-            interval_s)
-        self.answer = dropdown("answer", list(ANSWERS), answer, width="300px")
+        self.mttf = _times("a failure every", 3600, (1, 2, 4, 8, 12, 24), "h", mttf_s)
+        self.save = _times("save", 60, (0.5, 1, 2, 5, 10, 20), "min", save_s)
+        self.restart = _times("restart", 60, (1, 2, 5, 10, 20, 40), "min", restart_s)
+        self.interval = _times("work between saves", 60, (
+            5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 480), "min", interval_s)
+        self.answer = dropdown("answer", ANSWERS, answer, width="300px")
         super().__init__([self.mttf, self.save], [self.restart, self.interval], [self.answer])
-        self._update()
-        for control in self.controls:
-            control.observe(lambda _: self._update(), "value")
 
-    def static(self) -> Picture:
-        """Return the picture that is shown, as a matplotlib figure."""
-        return _draw(*self._choice())
+    def _near(self) -> Iterator[Choice]:
+        *times, _, answer = self._choice()
+        return ((*times, interval_s, answer) for interval_s in values_beside(self.interval))
 
-    def _choice(self) -> tuple[float, float, float, float, str]:
-        return (self.mttf.value, self.save.value, self.restart.value, self.interval.value,
-                self.answer.value)
-
-    def _update(self) -> None:
-        now = self._choice()
-        self._show(now, partial(_draw, *now))
-        for near in (-1, 1):  # where the slider of the interval may go next
-            if 0 <= self.interval.index + near < len(self.interval.options):
-                ahead = (*now[:3], self.interval.options[self.interval.index + near][1], now[4])
-                self._ahead(ahead, partial(_draw, *ahead))
+    def _draw(self, *chosen: Any) -> Picture:
+        return failures(_month(*chosen), DAY_S, curve=True)
 
 
-def _draw(*chosen: Any) -> Picture:
-    return failures(_month(*chosen), DAY_S, curve=True)
-
-
-def _times(unit_s: float, counts: tuple[float, ...], unit: str, own_s: float
-           ) -> list[tuple[str, float]]:
-    """The times that a slider offers, and the value that was given."""
-    return [(f"{s / unit_s:g} {unit}", s) for s in sorted({*(c * unit_s for c in counts), own_s})]
+def _times(name: str, unit_s: float, counts: tuple[float, ...], unit: str, own_s: float) -> Any:
+    """A slider over times, among them the one that was given."""
+    return number_slider(name, [count * unit_s for count in counts], own_s,
+                         lambda seconds: f"{seconds / unit_s:g} {unit}")

@@ -61,17 +61,8 @@ class OverlapExplorer(Explorer):
         self.speed = choice("a link's bandwidth", [(f"{bytes_text(b)}/s", b) for b in (
             1e9, 2e9, 5e9, 10e9, 20e9, 50e9)], bandwidth_Bps)  # each a stop of its slider
         super().__init__([self.strategy, self.ranks], [self.buckets, self.speed])
-        self._update()
-        for control in self.controls:
-            control.observe(lambda _: self._update(), "value")
 
-    def static(self) -> Picture:
-        """Return the picture that is shown, as a matplotlib figure."""
-        return self._draw()
-
-    def _draw(self) -> Picture:
-        strategy, buckets = self.strategy.value, self.buckets.value
-        ranks, bandwidth = self.ranks.value, self.speed.value
+    def _draw(self, strategy: str, ranks: int, buckets: int, bandwidth: float) -> Picture:
         trace = simulate(train_step, strategy, buckets, self.forward_s,
                          network=uniform(ranks, ALPHA, bandwidth)).trace
         backward_s, nbytes = 2 * self.forward_s * LAYERS, LAYERS * LAYER_BYTES
@@ -85,6 +76,3 @@ class OverlapExplorer(Explorer):
                 f"{seconds_text(cost.exposed_s(backward_s, nbytes, best, *numbers))}")
         rows = {"measured": self.measured[strategy]} if strategy in self.measured else {}
         return overlap({**rows, "simulated": trace}, note=note)
-
-    def _update(self) -> None:
-        self._show(tuple(control.value for control in self.controls), self._draw)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from dtlab.errors import ConfigError
@@ -11,7 +11,7 @@ from dtlab.plots.placement import MOST_GPUS, placement
 from dtlab.ps.gpu_placement import GPU_PLACEMENTS
 from dtlab.recording import placements
 from dtlab.units import bytes_text
-from dtlab.widgets.explorer import Explorer, choice, dropdown
+from dtlab.widgets.explorer import Choice, Explorer, choice, dropdown, number_slider
 
 _SIZES = [d * 10**k for k in (6, 7, 8, 9, 10) for d in (1, 2, 5)]
 _SPEEDS = (1e9, 2e9, 4e9, 8e9, 12e9, 16e9, 25e9, 32e9, 50e9, 64e9, 100e9, 300e9)
@@ -29,36 +29,22 @@ class PlacementExplorer(Explorer):
         if nbytes < 4 or bandwidth_Bps <= 0:
             raise ConfigError("nbytes must be 4 or more, bandwidth_Bps above 0")
         placement(placements(gpus, nbytes, bandwidth_Bps, switches), where)  # may raise
-        counts = sorted({*range(2, MOST_GPUS + 1, 2), gpus})
-        sizes = sorted({*_SIZES, 160_000_000, nbytes})
-        speeds = sorted({*_SPEEDS, bandwidth_Bps})
         self.where = dropdown("servers", GPU_PLACEMENTS, where, width="260px")
-        self.gpus = choice("GPUs", [(str(n), n) for n in counts], gpus, width="220px")
+        self.gpus = number_slider("GPUs", range(2, MOST_GPUS + 1, 2), gpus, str, width="220px")
         self.switches = choice("PCIe switches", [("1", 1), ("2", 2)], switches, width="240px")
-        self.nbytes = choice("gradients", [(bytes_text(n), n) for n in sizes], nbytes)
-        self.speed = choice("a link's bandwidth", [(f"{bytes_text(b)}/s", b) for b in speeds],
-                            bandwidth_Bps)
+        self.nbytes = number_slider("gradients", [*_SIZES, 160_000_000], nbytes, bytes_text)
+        self.speed = number_slider("a link's bandwidth", _SPEEDS, bandwidth_Bps,
+                                   lambda speed_Bps: f"{bytes_text(speed_Bps)}/s")
         super().__init__([self.where, self.gpus, self.switches], [self.nbytes, self.speed])
-        self._update()
-        for control in self.controls:
-            control.observe(lambda _: self._update(), "value")
 
-    def static(self) -> Picture:
-        """Return the picture that is shown, as a matplotlib figure."""
-        return self._draw(*self._choice())
-
-    def _choice(self) -> tuple[str, int, int, float, int]:
+    def _choice(self) -> Choice:
         gpus, switches = self.gpus.value, self.switches.value
         return (self.where.value, gpus, self.nbytes.value, self.speed.value,
                 1 if gpus % switches else switches)
 
-    def _update(self) -> None:
-        now = self._choice()
-        self._show(now, partial(self._draw, *now))
-        for where in GPU_PLACEMENTS:  # what may be asked for next
-            near = (where, *now[1:])
-            self._ahead(near, partial(self._draw, *near))
+    def _near(self) -> Iterator[Choice]:
+        _, *machine = self._choice()
+        return ((where, *machine) for where in GPU_PLACEMENTS)
 
-    @staticmethod
-    def _draw(where: str, *machine: Any) -> Picture:
+    def _draw(self, where: str, *machine: Any) -> Picture:
         return placement(placements(*machine), where)

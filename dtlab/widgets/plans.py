@@ -7,7 +7,6 @@ from functools import cache, partial
 from itertools import permutations
 
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.parallel.mesh import groups
 from dtlab.parallel.planner import DEVICES, HEADROOM, Layout, Plan, plan, wires
@@ -20,7 +19,7 @@ from dtlab.simulator import simulate
 from dtlab.topology import Topology, compose, nvswitch, uniform
 from dtlab.trace import Trace
 from dtlab.units import bytes_text
-from dtlab.widgets.explorer import Explorer, choice, dropdown
+from dtlab.widgets.explorer import Choice, Explorer, dropdown, number_slider
 from dtlab.widgets.run_and_stop import RunAndStop
 from dtlab.widgets.timeline import TimelineExplorer
 
@@ -46,31 +45,18 @@ class PlanExplorer(Explorer):
                  batch: int = 64, memory_bytes: float = 80e9,
                  clusters: Mapping[str, Topology] | None = None):
         self.clusters = {**CLUSTERS, **(clusters or {})}
-        for name, value, known in (("model", model, SHAPES), ("cluster", cluster, self.clusters)):
-            if value not in known:
-                raise ConfigError(f"there is no {name} {value!r}; choose one of "
-                                  f"{', '.join(known)}")
         self.batch = batch
+        self.model = dropdown("model", SHAPES, model)
+        self.cluster = dropdown("cluster", self.clusters, cluster, width="270px")
+        self.order = dropdown("axes, the last one nearest", ORDERS, "the best", width="300px")
         self._plans = cache(self._planned)
         self._plans(model, cluster)  # may raise
-        self.model = dropdown("model", [*SHAPES], model)
-        self.cluster = dropdown("cluster", [*self.clusters], cluster, width="270px")
-        self.order = dropdown("axes, the last one nearest", [*ORDERS], "the best", width="300px")
-        self.memory = choice("device", [(bytes_text(n), n) for n in sorted(
-            {*_DEVICES, memory_bytes})], memory_bytes, width="300px")
+        self.memory = number_slider("device", _DEVICES, memory_bytes, bytes_text, width="300px")
         choices = [self.model, self.cluster, self.order, self.memory]
         self.buttons = RunAndStop("▶ simulate the best", "one step of the first bar, as messages",
                                   self._begin, self._end, choices)
         self._simulated: dict[tuple[str, str, float, str], tuple[float, TimelineExplorer]] = {}
         super().__init__(choices[:3], [self.memory, *self.buttons.controls])
-        self._parts = self.box.children
-        self._update()
-        for control in choices:
-            control.observe(lambda _: self._update(), "value")
-
-    def static(self) -> Picture:
-        """Return the picture that is shown, as a matplotlib figure."""
-        return self._picture()
 
     def best(self) -> list[Plan]:
         """The plans that are shown: of those that differ in the order of axes only, and take the
@@ -99,8 +85,12 @@ class PlanExplorer(Explorer):
     def _now(self) -> tuple[str, str, float, str]:
         return self.model.value, self.cluster.value, self.memory.value, self.order.value
 
-    def _picture(self) -> Picture:
-        model, cluster, memory_bytes, _ = self._now()
+    def _choice(self) -> Choice:
+        simulated_s, *_ = self._simulated.get(self._now(), (None,))
+        return *self._now(), simulated_s
+
+    def _draw(self, model: str, cluster: str, memory_bytes: float, order: str,
+              simulated_s: float | None) -> Picture:
         best, title = self.best(), f"{model} on {cluster}"
         if not best:
             nearest = min(self._plans(model, cluster), key=lambda p: p.memory_bytes)
@@ -111,7 +101,7 @@ class PlanExplorer(Explorer):
         speeds = ", ".join(f"{axis} {bytes_text(1 / wire_of(mesh, axis, wire).beta)}/s"
                            for axis in mesh if mesh[axis] > 1)
         picture = plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
-                        [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN)
+                        [simulated_s], rows=SHOWN)
         enough = max(p.memory_bytes for p in best) / (1 - HEADROOM)
         picture.alt += (f" All of them fit a device of {bytes_text(enough)}, of which "
                         f"{HEADROOM:.0%} stay free; with less memory, some no longer fit.")
@@ -139,9 +129,10 @@ class PlanExplorer(Explorer):
         self._update()
 
     def _update(self) -> None:
-        seconds, *step = self._simulated.get(self._now(), (None,))
-        self._show((*self._now(), seconds), self._picture)
-        self.box.children = (*self._parts, *step)
+        super()._update()
+        _, *step = self._simulated.get(self._now(), (None,))
+        parts = self.box.children
+        self.box.children = (*parts[: parts.index(self.words) + 1], *step)
 
 
 def _shown_ranks(layout: Layout) -> list[int]:

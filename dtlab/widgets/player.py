@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar
@@ -120,6 +120,16 @@ class Player(anywidget.AnyWidget):
                    "choice": self.choice, "show": self.show},
         }
         return data, about | {"image/png": {"alt": still.alt}}
+
+
+def runs_of(player: Player, choices: Iterable[Json]) -> list[Json]:
+    """Return what `player` shows for each of `choices`, without those that it refuses."""
+    made = []
+    for values in choices:
+        player.choose(**values)
+        if "alarm" not in player.show:
+            made.append({"choice": player.choice, "show": player.show})
+    return made
 
 
 def select(name: str, label: str, options: Sequence[Any]) -> Json:

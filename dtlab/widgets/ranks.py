@@ -11,7 +11,7 @@ import ipywidgets
 from dtlab.plots import Picture, rank_grid
 from dtlab.processes.run import introduce
 from dtlab.result import Result
-from dtlab.widgets.explorer import Explorer
+from dtlab.widgets.explorer import Choice, Explorer
 from dtlab.widgets.run_and_stop import RunAndStop
 
 MOST_RANKS = 16
@@ -36,9 +36,6 @@ class RankGrid(Explorer):
                                   [self.ranks])
         self.buttons.run.button_style = "primary"
         super().__init__([self.ranks, *self.buttons.controls])
-        self._shown: Any = ranks
-        self._picture(ranks)
-        self.ranks.observe(lambda change: self._picture(change["new"]), "value")
 
     def run(self) -> None:
         """Start the processes, wait for them, show what they returned or what went wrong."""
@@ -53,24 +50,22 @@ class RankGrid(Explorer):
 
     def _end(self, outcome: Result | BaseException) -> None:
         if isinstance(outcome, BaseException):
-            self._failed(outcome, self.ranks.value)
+            try:
+                self._picture(outcome)
+            except Exception:  # an error that says nothing of ranks
+                self._picture(self.ranks.value, ["stopped"] * self.ranks.value)
+            self._say(str(outcome) or type(outcome).__name__, alarm=True)
             return
         self._picture(outcome)
         lines = [line for text in outcome.output for line in text.splitlines()]
         if lines:
             self._say(f"{self._alt} Printed: {' | '.join(lines[:40])}")
 
-    def static(self) -> Picture:
-        """Return the picture that is shown, as a matplotlib figure."""
-        return self._draw()
+    def _update(self) -> None:
+        self._picture(self.ranks.value)
 
-    def _failed(self, error: BaseException, count: int) -> None:
-        try:
-            self._picture(error, None)
-        except Exception:  # an error that says nothing of ranks
-            self._picture(count, ["stopped"] * count)
-        text = str(error) or type(error).__name__
-        self._say(text, alarm=True)
+    def _choice(self) -> Choice:
+        return ()
 
     def _picture(self, what: Any, statuses: list[str] | None = None) -> None:
         self._shown, self._statuses = what, statuses

@@ -7,38 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtlab.errors import ConfigError
-from dtlab.parallel.pipeline import (
-    Action,
-    Schedule,
-    Timing,
-    dualpipe_v,
-    gpipe,
-    interleaved,
-    looped_bfs,
-    naive,
-    one_f_one_b,
-    zb_h1,
-    zb_h2,
-    zb_v,
-)
+from dtlab.parallel import pipeline
+from dtlab.parallel.pipeline import Action, Schedule, Timing
 from dtlab.plots import Picture
 from dtlab.plots.palette import ink_on
 from dtlab.plots.schedule import KINDS, color_of, figures_of, held_of, schedule
-from dtlab.widgets.player import Json, Player, select, slider
+from dtlab.widgets.player import Json, Player, runs_of, select, slider
 
 SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
-    "naive": lambda p, m, v: naive(p, m),
-    "GPipe": lambda p, m, v: gpipe(p, m),
-    "1F1B": lambda p, m, v: one_f_one_b(p, m),
-    "interleaved 1F1B": interleaved,
-    "looped BFS": looped_bfs,
-    "ZB-H1": lambda p, m, v: zb_h1(p, m),
-    "ZB-H2": lambda p, m, v: zb_h2(p, m),
-    "ZB-V": lambda p, m, v: zb_v(p, m),
-    "DualPipe-V": lambda p, m, v: dualpipe_v(p, m),
+    "naive": lambda p, m, v: pipeline.naive(p, m),
+    "GPipe": lambda p, m, v: pipeline.gpipe(p, m),
+    "1F1B": lambda p, m, v: pipeline.one_f_one_b(p, m),
+    "interleaved 1F1B": pipeline.interleaved,
+    "looped BFS": pipeline.looped_bfs,
+    "ZB-H1": lambda p, m, v: pipeline.zb_h1(p, m),
+    "ZB-H2": lambda p, m, v: pipeline.zb_h2(p, m),
+    "ZB-V": lambda p, m, v: pipeline.zb_v(p, m),
+    "DualPipe-V": lambda p, m, v: pipeline.dualpipe_v(p, m),
 }
-
-
 B = 2.0
 WHAT = ("schedule", "ranks", "micro_batches", "chunks")  # make the grid; the others time it
 
@@ -132,11 +118,6 @@ def _doing(row: Sequence[tuple[Action, float, float]], time: float) -> str:
 
 def runs() -> list[Json]:
     """All that a page without a kernel may choose: every schedule, timed alike."""
-    made, one = [], ScheduleExplorer()
-    for name in SCHEDULES:
-        for ranks in (2, 4, 8):
-            for micro_batches in (4, 8, 16):
-                one.choose(schedule=name, ranks=ranks, micro_batches=micro_batches)
-                if "alarm" not in one.show:
-                    made.append({"choice": one.choice, "show": one.show})
-    return made
+    return runs_of(ScheduleExplorer(), (
+        {"schedule": name, "ranks": ranks, "micro_batches": micro_batches}
+        for name in SCHEDULES for ranks in (2, 4, 8) for micro_batches in (4, 8, 16)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from dtlab.plots import Picture
 from dtlab.plots.sharded_matrix import LAYERS, sharded_matrix
-from dtlab.widgets.explorer import Explorer, choice, dropdown
+from dtlab.widgets.explorer import Explorer, choice, dropdown, number_slider
 
 
 class ShardedMatrixExplorer(Explorer):
@@ -14,26 +12,14 @@ class ShardedMatrixExplorer(Explorer):
 
     def __init__(self, layer: str = "MLP", ranks: int = 2, backward: bool = False,
                  tokens: int = 2048, hidden: int = 4096):
-        self.layer = dropdown("layer", list(LAYERS), layer, width="280px")
+        self.layer = dropdown("layer", LAYERS, layer, width="280px")
         self.direction = dropdown("direction", [("forward", False), ("backward", True)], backward)
         self.ranks = choice("ranks", [(str(t), t) for t in (1, 2, 3, 4)], ranks, width="220px")
-        self.tokens = choice("tokens", [(f"{n:,}", n) for n in sorted(
-            {512, 1024, 2048, 4096, 8192, tokens})], tokens, width="300px")
-        self.hidden = choice("hidden size", [(f"{n:,}", n) for n in sorted(
-            {768, 1600, 4096, 8192, 12_288, hidden})], hidden, width="320px")
+        self.tokens = number_slider("tokens", (512, 1024, 2048, 4096, 8192), tokens,
+                                    "{:,}".format, width="300px")
+        self.hidden = number_slider("hidden size", (768, 1600, 4096, 8192, 12_288), hidden,
+                                    "{:,}".format, width="320px")
         super().__init__([self.layer, self.direction, self.ranks], [self.tokens, self.hidden])
-        self._update()
-        for control in self.controls:
-            control.observe(lambda _: self._update(), "value")
 
-    def static(self) -> Picture:
-        """Return the picture that is shown, as a matplotlib figure."""
-        return sharded_matrix(*self._choice(), room=4)
-
-    def _choice(self) -> tuple[str, int, bool, int, int]:
-        return (self.layer.value, self.ranks.value, self.direction.value, self.tokens.value,
-                self.hidden.value)
-
-    def _update(self) -> None:
-        now = self._choice()
-        self._show(now, partial(sharded_matrix, *now, room=4))
+    def _draw(self, layer: str, backward: bool, ranks: int, tokens: int, hidden: int) -> Picture:
+        return sharded_matrix(layer, ranks, backward, tokens, hidden, room=4)

@@ -11,8 +11,8 @@ from dtlab.collectives import ALGORITHMS, default_of
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture, stepper
 from dtlab.plots.stepper import cargo, describe, heading, progress
-from dtlab.recording import Frame, frames_of, stepper_frames
-from dtlab.widgets.player import Json, Player, looks, select, slider
+from dtlab.recording import CollectiveFrame, frames_of, stepper_frames
+from dtlab.widgets.player import Json, Player, looks, runs_of, select, slider
 
 MOST_RANKS = 16
 ON_A_PAGE = range(2, 9)  # ranks, where no kernel records others
@@ -44,7 +44,7 @@ class Stepper(Player):
         super().__init__(chosen)
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> CollectiveFrame:
         """The frame that is shown."""
         return self._frames[self.at]
 
@@ -74,7 +74,7 @@ class Stepper(Player):
         return shown(frames) | {"controls": controls}
 
 
-def shown(frames: list[Frame]) -> Json:
+def shown(frames: list[CollectiveFrame]) -> Json:
     """Frames as a player takes them: arrays as strings of a digit a value."""
     first, last = frames[0], len(frames) - 1
     moments = [{
@@ -100,10 +100,7 @@ def _digits(values: np.ndarray) -> str:
 
 def runs() -> list[Json]:
     """All that a page without a kernel may choose."""
-    made = []
-    for collective, algorithms in ALGORITHMS.items():
-        for algorithm in algorithms:
-            for ranks in ON_A_PAGE:
-                one = Stepper(collective, algorithm, ranks)
-                made.append({"choice": one.choice, "show": one.show})
-    return made
+    return runs_of(Stepper(), (
+        {"collective": collective, "algorithm": algorithm, "ranks": ranks}
+        for collective, algorithms in ALGORITHMS.items() for algorithm in algorithms
+        for ranks in ON_A_PAGE))

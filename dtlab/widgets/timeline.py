@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dtlab.plots import Picture, timeline
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
 from dtlab.plots.picture import clock_name
-from dtlab.plots.timeline import STYLES, arrows_shown, lanes_of, summary_of, wanted_ranks
+from dtlab.plots.timeline import (
+    STYLES,
+    arrows_shown,
+    lane_name,
+    lanes_of,
+    summary_of,
+    tracks_in,
+    wanted_ranks,
+)
 from dtlab.trace import Trace, check_is_trace
 from dtlab.units import seconds_text, time_unit
 from dtlab.widgets.player import Json, Player, looks
 
-TRACKS = ("send", "work", "recv")  # from the top of a lane
 MOST_BARS = 4000  # of more, neighbours shorter than a thousandth of the run are joined
 MOST_MOMENTS = 100  # of more, some, evenly spread
 MOST_TOLD = 8  # ranks, in the words of a moment
@@ -50,12 +57,10 @@ class TimelineExplorer(Player):
         still = self.static()
         heading = f"{self.title} ({clock_name(self.trace.virtual)})"
         note = summary_of(self.trace, len(lanes), len(wanted)) + thinned
-        tracks = [track for track in TRACKS if any(bar.track == track for bar in bars)]
         scene = {
             "size": [990, 190 + max(100, min(round(62 * len(lanes)), 620))],
-            "end": end_s, "unit": time_unit(end_s), "note": note, "tracks": tracks,
-            "lanes": [[f"{rank} · stream {stream}" if stream else f"rank {rank}", rank]
-                      for rank, stream in lanes],
+            "end": end_s, "unit": time_unit(end_s), "note": note, "tracks": tracks_in(bars),
+            "lanes": [[lane_name(*lane), lane[0]] for lane in lanes],
             "bars": [[lanes[b.rank, b.stream], b.track, b.kind, _short(b.start_s),
                       _short(b.end_s), b.tint, b.text, b.slot, b.slots] for b in drawn],
             "messages": [[lanes[m.src, m.src_stream], lanes[m.dst, m.dst_stream],

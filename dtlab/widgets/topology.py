@@ -12,7 +12,7 @@ from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture
-from dtlab.plots.flows import columns, draw_flows, note_of, rates_of, shares_of
+from dtlab.plots.flows import columns, draw_flows, heading_of, note_of, rates_of, shares_of
 from dtlab.plots.link_geometry import HIGH_IN, geometry_of
 from dtlab.plots.network import node_sizes
 from dtlab.plots.palette import line_style
@@ -20,34 +20,16 @@ from dtlab.recording import LinkHistory
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
 from dtlab.units import seconds_text, time_unit
-from dtlab.widgets.player import Json, Player, looks, select
+from dtlab.widgets.player import Json, Player, looks, runs_of, select
 
 Traffic = Callable[[Comm], Any]
 MOST_MOMENTS = 64  # of a run with more changes, this many are shown, evenly spread
 NBYTES = 8_000_000  # of the messages of the traffic that comes with the widget
 
 
-def _across(comm: Comm) -> None:
-    send_together(comm, {(0, comm.size - 1): NBYTES} if comm.size > 1 else {})
-
-
-def _halves(comm: Comm) -> None:
-    half = comm.size // 2
-    send_together(comm, {(rank, rank + half): NBYTES for rank in range(half)})
-
-
-def _unequal_halves(comm: Comm) -> None:
-    half = comm.size // 2
-    send_together(comm, {(rank, rank + half): NBYTES * (rank + 1) for rank in range(half)})
-
-
-def _into_one(comm: Comm) -> None:
-    send_together(comm, {(rank, 0): NBYTES for rank in range(1, comm.size)})
-
-
-def _everyone_to_everyone(comm: Comm) -> None:
-    ranks = range(comm.size)
-    send_together(comm, {(a, b): NBYTES // comm.size for a in ranks for b in ranks if a != b})
+def _sending(pairs: Callable[[int], dict[tuple[int, int], int]]) -> Traffic:
+    """Messages at once: `pairs` gives the bytes from each rank to each other, of so many ranks."""
+    return lambda comm: send_together(comm, pairs(comm.size))
 
 
 def _ring(comm: Comm) -> None:
@@ -55,11 +37,13 @@ def _ring(comm: Comm) -> None:
 
 
 TRAFFIC: dict[str, Traffic] = {
-    "half to half, unequal": _unequal_halves,
-    "half to half": _halves,
-    "first to last": _across,
-    "all to rank 0": _into_one,
-    "all to all": _everyone_to_everyone,
+    "half to half, unequal": _sending(
+        lambda p: {(rank, rank + p // 2): NBYTES * (rank + 1) for rank in range(p // 2)}),
+    "half to half": _sending(lambda p: {(rank, rank + p // 2): NBYTES for rank in range(p // 2)}),
+    "first to last": _sending(lambda p: {(0, p - 1): NBYTES} if p > 1 else {}),
+    "all to rank 0": _sending(lambda p: {(rank, 0): NBYTES for rank in range(1, p)}),
+    "all to all": _sending(
+        lambda p: {(a, b): NBYTES // p for a in range(p) for b in range(p) if a != b}),
     "ring all-reduce": _ring,
 }
 CLUSTERS = {
@@ -68,8 +52,6 @@ CLUSTERS = {
     "8 A100, NVSwitch": "nvswitch:8", "fat tree": "fat_tree:4", "4 × 4 torus": "torus:4x4",
     "4 servers in 2 racks": "nvswitch:4@racks:2x2",
 }
-
-
 PX = 94  # an inch of `link_geometry`, in the drawing
 TOP_PX, LEFT_PX = 80, 10
 
@@ -143,7 +125,7 @@ def _scene(history: LinkHistory) -> Json:
 def _moment(history: LinkHistory, at_s: float, title: str) -> Json:
     stretch, scale = history.at(at_s), time_unit(history.end_s)[0]
     loads = stretch.loads if stretch else {}
-    heading = f"{title}, at {seconds_text(at_s)} of {seconds_text(history.end_s)} (simulated)"
+    heading = heading_of(history, at_s, title)
     note = note_of(history, stretch)
     return {"title": heading, "note": note, "words": f"{heading}: {note}. {rates_of(stretch)}",
             "label": seconds_text(at_s), "time": at_s / scale,
@@ -167,10 +149,5 @@ def _moments(history: LinkHistory) -> list[float]:
 
 def runs() -> list[Json]:
     """All that a page without a kernel may choose."""
-    made, one = [], TopologyExplorer()
-    for cluster in one.clusters:
-        for traffic in one.kinds:
-            one.choose(cluster=cluster, traffic=traffic)
-            if "alarm" not in one.show:
-                made.append({"choice": one.choice, "show": one.show})
-    return made
+    return runs_of(TopologyExplorer(), ({"cluster": cluster, "traffic": traffic}
+                                        for cluster in CLUSTERS for traffic in TRAFFIC))

@@ -10,9 +10,9 @@ import torch
 
 from dtlab import Comm, ConfigError, Deadlock, RankFailed, collectives, simulate
 from dtlab.collectives import ALGORITHMS
-from dtlab.recording import Frame, frames_of, stepper_frames
+from dtlab.recording import CollectiveFrame, frames_of, stepper_frames
 from dtlab.recording.recorder import RECORDED_WITH
-from dtlab.recording.specification import Spec, arguments
+from dtlab.recording.specification import Specification, arguments
 from dtlab.topology import uniform
 from tests.oracle import ALGORITHMS as EVERY
 
@@ -40,7 +40,7 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
 ) -> None:
     fn = ALGORITHMS[collective][algorithm]
     frames = stepper_frames(collective, algorithm, p)
-    goal = Spec.of(collective, p, 0, frames[0].pieces if frames[0].what == "piece" else p)
+    goal = Specification.of(collective, p, 0, frames[0].pieces if frames[0].what == "piece" else p)
     options = RECORDED_WITH.get((collective, algorithm), {})
 
     def plain(comm: Comm) -> None:
@@ -191,7 +191,7 @@ def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm
     p, root = 6, 2
     first = stepper_frames(collective, algorithm, p, root)[0]
     k = first.pieces
-    spec = Spec.of(collective, p, root, k)
+    spec = Specification.of(collective, p, root, k)
     own = np.broadcast_to(np.eye(p)[:, None, :], (p, k, p)).copy()  # own[r, j]: only r, in all j
     if spec.start == "root":
         own[[r for r in range(p) if r != root]] = 0
@@ -299,7 +299,7 @@ def test_a_barrier_shows_whose_news_has_spread() -> None:
 
 
 def test_watching_changes_nothing() -> None:
-    seen: list[Frame] = stepper_frames("all_reduce", "ring", 4)
+    seen: list[CollectiveFrame] = stepper_frames("all_reduce", "ring", 4)
     again = stepper_frames("all_reduce", "ring", 4)
     assert all(np.array_equal(a.holds, b.holds) for a, b in zip(seen, again, strict=True))
     assert not torch.are_deterministic_algorithms_enabled()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Result, ps, recording, simulate
+from dtlab import Comm, ConfigError, Result, plots, ps, recording, simulate
 from dtlab.collectives import all_reduce
 from dtlab.topology import nvswitch, racks, torus, uniform
 from dtlab.units import seconds_text
@@ -34,7 +34,7 @@ from dtlab.widgets import (
     TopologyExplorer,
     TrainingTimeExplorer,
 )
-from dtlab.widgets.explorer import Explorer
+from dtlab.widgets.explorer import Explorer, choice
 from dtlab.wires import contest
 
 NETWORK = uniform(4, 5e-6, 1e9)
@@ -127,6 +127,30 @@ def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("dtlab.widgets.clocks.clocks", None)  # drawing would fail
     widget.player.step(-1)
     assert widget.image.value == first
+
+
+def test_pictures_are_drawn_ahead_one_by_one_until_something_else_is_chosen() -> None:
+    drawn = []
+
+    class Numbers(Explorer):
+        def __init__(self) -> None:
+            self.number = choice("number", [(str(n), n) for n in range(9)], 0)
+            super().__init__([self.number])
+
+        def _near(self) -> list[tuple[int]]:
+            return [(self.number.value + 1,), (self.number.value + 2,)]
+
+        def _draw(self, number: int) -> plots.Picture:
+            drawn.append(number)
+            return plots.rank_grid(number + 1)
+
+    async def choose() -> None:
+        Numbers().number.value = 5
+        for _ in range(1000):
+            await asyncio.sleep(0.01 if 7 not in drawn else 0)
+
+    asyncio.run(choose())
+    assert drawn == [0, 5, 6, 7]
 
 
 @pytest.mark.parametrize("bad", [
@@ -431,5 +455,5 @@ def test_controls_that_change_nothing_are_off() -> None:
 
 
 def test_a_fate_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there are: nothing, kill copy 0"):
+    with pytest.raises(ConfigError, match="choose one of: nothing, kill copy 0"):
         ReplicaExplorer("chain", "flood")
