@@ -118,6 +118,7 @@ def _join() -> None:
                           False)
     end.find_cause = monitor.why
     end.writer.does(RUNNING)
+    monitor.publish()
     _joined = _Joined(weakref.ref(dist.group.WORLD), name, end, monitor, {})
     atexit.register(_detach)
 

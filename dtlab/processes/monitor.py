@@ -22,8 +22,10 @@ import threading
 import time
 import uuid
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -39,7 +41,9 @@ from dtlab.tracebacks import learner_line
 
 _LOOK_EVERY_S = 0.2
 _PATIENCE_S = 2.0  # how long a rank whose connection has broken waits to hear why
+_ANSWER_S = 10.0  # how long the store may take to answer
 _KNOWN_S = 0.5  # so long before the rank that has decided closes its connections
+T = TypeVar("T")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # one kernel, one clock
 
 
@@ -108,6 +112,7 @@ class Monitor:
         self._connections: list[Connections] = []
         self._watchdog = Watchdog(status, timeout)
         self._watchdog.start()
+        self._threads = threads
         self._thread = threading.get_ident()  # of the rank's own strand
         self._seen: Any = None
         self._published = False
@@ -133,8 +138,30 @@ class Monitor:
     def why(self) -> Exception | None:
         """Return why a connection has broken; None if no verdict says so."""
         if self.error is None:
-            self.error = self.verdict.read(_PATIENCE_S)
+            with contextlib.suppress(dist.DistError):  # the monitor's thread says so
+                self.error = self.ask(lambda: self.verdict.read(_PATIENCE_S))
         return self.error
+
+    def ask(self, fn: Callable[[], T]) -> T:
+        """Return `fn()`, which uses the store, on a thread of its own. Raises `DistStoreError` if
+        it isn't done within `_ANSWER_S`: the store's host may be lost without a word."""
+        answer = Future[T]()
+
+        def run() -> None:
+            try:
+                answer.set_result(fn())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._threads.start(run, "store")
+        if not wait([answer], _ANSWER_S).done:
+            raise dist.DistStoreError(f"it has not answered for {_ANSWER_S:.0f} s; its host is "
+                                      f"lost, or the network to it")
+        return answer.result()
+
+    def store_is_gone(self, error: Exception) -> RunTimeout:
+        """The error that a rank raises if it can't reach the others' store."""
+        return RunTimeout(f"rank {self._rank}: the process group's store is gone: {error}")
 
     def close(self) -> None:
         """Stop watching: the run is over."""
@@ -161,13 +188,9 @@ class Monitor:
             try:
                 self._look()
             except RunTimeout as error:  # perhaps a Deadlock
-                with contextlib.suppress(dist.DistError):
-                    self.verdict.set(self._rank, error)
-                time.sleep(_KNOWN_S)
-                self._end(self.verdict.read() or error)
+                self._end(self._agreed(error))
             except (dist.DistError, RuntimeError) as error:  # the store is gone, with its rank
-                self._end(RunTimeout(f"rank {self._rank}: the process group's store has ended: "
-                                     f"{error}"))
+                self._end(self.store_is_gone(error))
         if self._closed:  # else a later monitor passes signals on to this one
             self._signal_reader.close()
 
@@ -181,6 +204,10 @@ class Monitor:
         a deadlock."""
         now = self._status.state(self._rank), self._status.streams(self._rank)
         lasts, self._seen = now == self._seen and self._waits(), now
+        if lasts or self._published or not self._watchdog.pause_s():
+            self.ask(lambda: self._use_store(lasts))
+
+    def _use_store(self, lasts: bool) -> None:
         if lasts or self._published:
             self.publish()
             self._published = lasts
@@ -191,8 +218,17 @@ class Monitor:
             self._read_parts()
             self._watchdog.check(self._where)
 
+    def _agreed(self, error: Exception) -> Exception:
+        """Tell the others that `error` ends the run, unless another one has: return that."""
+        try:
+            self.ask(lambda: self.verdict.set(self._rank, error))
+            time.sleep(_KNOWN_S)
+            return self.ask(self.verdict.read) or error
+        except dist.DistError:
+            return error
+
     def _end(self, error: Exception) -> None:
-        self.error = error
+        self.error = self.error or error
         for connections in self._connections:
             connections.close()
 

@@ -9,6 +9,7 @@ without us. Mismatches, deadlocks and `timeout` end a run as elsewhere, within t
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Mapping
@@ -104,6 +105,7 @@ def run_here(
         untraced = ProcessComm(end, range(size), (here, "clock"), visible=False)
         clock, start_s = hosts.align_clocks(untraced)
         end.writer.does(RUNNING)
+        monitor.publish()
         end.begin_run(start_s)
         try:
             value = fn(comm, *args)
@@ -115,7 +117,6 @@ def run_here(
             end.writer.does(RAISED)
             _fail(monitor, comm.rank, error)
         end.writer.does(RETURNED)
-        monitor.publish()
         _wait_for_all(comm, store, monitor)
         return [cloudpickle.loads(reply) for reply in untraced._all_gather_objects(reply)]
     finally:
@@ -137,7 +138,8 @@ def _fail(monitor: Monitor, rank: int, error: BaseException) -> None:
     """Raise what ends the run: this rank's error, or that of which it is a consequence."""
     failure = failures.capture(error)
     if error is not monitor.error and not (failure.secondary and monitor.why()):
-        monitor.verdict.set(rank, failure)
+        with contextlib.suppress(dist.DistError):
+            monitor.ask(lambda: monitor.verdict.set(rank, failure))
         if not isinstance(error, Exception):  # an interrupt, or sys.exit
             raise error
     raise monitor.error or failures.rank_failed(rank, failure) from None
@@ -145,8 +147,14 @@ def _fail(monitor: Monitor, rank: int, error: BaseException) -> None:
 
 def _wait_for_all(comm: ProcessComm, store: dist.Store, monitor: Monitor) -> None:
     """Wait until all ranks have returned; raise what ends the run instead, if anything does."""
-    store.set(f"returned/{comm.rank}", "")
     everyone = [f"returned/{rank}" for rank in range(comm.size)]
-    while not store.check(everyone):
-        if (error := monitor.error or monitor.verdict.read(0.005)) is not None:
-            raise error
+    error = None
+    try:
+        monitor.ask(monitor.publish)
+        monitor.ask(lambda: store.set(f"returned/{comm.rank}", ""))
+        while error is None and not monitor.ask(lambda: store.check(everyone)):
+            error = monitor.error or monitor.ask(lambda: monitor.verdict.read(0.02))
+    except dist.DistError as gone:
+        error = monitor.error or monitor.store_is_gone(gone)
+    if error is not None:
+        raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -197,6 +198,44 @@ def test_the_job_goes_on_from_its_checkpoint_when_a_host_is_lost(
     ((size, first, parameters),) = torch.load(tmp_path / "values.pt")
     assert (size, first) == (1, 10)
     assert difference(parameters, one_device("mlp", "adam", steps)) < 1e-10
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_cut_off_ends_by_itself_like_those_that_wait_for_it(
+        possible: None, tmp_path: Path) -> None:
+    """Host 1 takes its link down: no connection breaks, and the store's host never answers."""
+    path = script(tmp_path, f"""
+        import os, subprocess
+        from pathlib import Path
+        import dtlab, torch
+        from dtlab.processes import monitor
+
+        monitor._ANSWER_S = 2.0
+
+        def train(comm):
+            for step in range(10_000):
+                if comm.rank == 1 and step == 5:
+                    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+                dtlab.collectives.all_reduce(comm, torch.ones(9))
+
+        try:
+            dtlab.run(train, timeout=8)
+        except dtlab.RunTimeout as error:
+            (Path({str(tmp_path)!r}) / os.uname().nodename).write_text(str(error))
+        """)
+    with Testbed(2) as testbed:
+        for host in range(2):
+            testbed.start(host, ["torchrun", "--nproc-per-node", "1", path])
+        until = time.monotonic() + 60
+        while len(told := [*tmp_path.glob("host?")]) < 2 or not all(f.read_text() for f in told):
+            assert time.monotonic() < until, told
+            time.sleep(0.05)
+    ends, cut_off = ((tmp_path / f"host{host}").read_text() for host in range(2))
+    assert "did not end within its timeout of 8 s" in ends
+    assert re.search(r"\n +0 +exchange in all_reduce +1 ", ends)
+    assert re.search(r"\n +1 +running", ends)
+    assert cut_off == ("rank 1: the process group's store is gone: it has not answered for 2 s; "
+                       "its host is lost, or the network to it")
 
 
 # ---- who does not come ---------------------------------------------------------------------------
