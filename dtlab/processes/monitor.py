@@ -14,6 +14,7 @@ import contextlib
 import os
 import pickle
 import platform
+import queue
 import select
 import signal
 import socket
@@ -112,7 +113,8 @@ class Monitor:
         self._connections: list[Connections] = []
         self._watchdog = Watchdog(status, timeout)
         self._watchdog.start()
-        self._threads = threads
+        self._questions: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._questions = queue.SimpleQueue()
         self._thread = threading.get_ident()  # of the rank's own strand
         self._seen: Any = None
         self._published = False
@@ -125,6 +127,7 @@ class Monitor:
             self._before = signal.set_wakeup_fd(self._signal_writer.fileno(),
                                                 warn_on_full_buffer=False)
             self._gets_signals = True
+        threads.start(self._answer, "store")
         self._watching = threads.start(self._watch, "monitor")
 
     def add(self, connections: Connections) -> None:
@@ -137,23 +140,16 @@ class Monitor:
 
     def why(self) -> Exception | None:
         """Return why a connection has broken; None if no verdict says so."""
-        if self.error is None:
+        if self.error is None and not self._closed:
             with contextlib.suppress(dist.DistError):  # the monitor's thread says so
                 self.error = self.ask(lambda: self.verdict.read(_PATIENCE_S))
         return self.error
 
     def ask(self, fn: Callable[[], T]) -> T:
-        """Return `fn()`, which uses the store, on a thread of its own. Raises `DistStoreError` if
-        it isn't done within `_ANSWER_S`: the store's host may be lost without a word."""
+        """Return `fn()`, which uses the store. Raises `DistStoreError` if it isn't done within
+        `_ANSWER_S`: the store's host may be lost without a word, and torch would wait for it."""
         answer = Future[T]()
-
-        def run() -> None:
-            try:
-                answer.set_result(fn())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        self._threads.start(run, "store")
+        self._questions.put((answer, fn))
         if not wait([answer], _ANSWER_S).done:
             raise dist.DistStoreError(f"it has not answered for {_ANSWER_S:.0f} s; its host is "
                                       f"lost, or the network to it")
@@ -166,6 +162,7 @@ class Monitor:
     def close(self) -> None:
         """Stop watching: the run is over."""
         self._closed = True
+        self._questions.put(None)
         if self._gets_signals:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(self._before)
@@ -173,7 +170,15 @@ class Monitor:
         if not self._watching.is_alive():
             self._signal_reader.close()
 
-    # ---- the thread -----------------------------------------------------------------------------
+    # ---- the threads ----------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        while (question := self._questions.get()) is not None:
+            answer, fn = question
+            try:
+                answer.set_result(fn())
+            except BaseException as error:
+                answer.set_exception(error)
 
     def _watch(self) -> None:
         while not self._closed and self.error is None:
