@@ -32,15 +32,24 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
     the address "host:port" that all were given.
 
     Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if they can't
-    meet there, or run different versions of dtlab, torch or Python.
+    meet there, were told different numbers of ranks, or run different versions of dtlab, torch or
+    Python.
     """
     host, begun_s = platform.node(), time.monotonic()
     try:
         store, rank, size = next(dist.rendezvous(
             "env://", rank, size, timeout=timedelta(seconds=timeout_s)))
-        about = "\n".join([host, *versions().values()])
+        about = "\n".join([host, str(size), *versions().values()])
         store = _meet(store, rank, size, about, timeout_s)
-        everyone = [store.get(f"about/{other}").decode().split("\n") for other in range(size)]
+        everyone = []
+        for other in range(size):
+            there, told, *theirs = store.get(f"about/{other}").decode().split("\n")
+            if told != str(size):
+                raise ConfigError(f"rank {rank} on {host} was told of {size} ranks, but rank "
+                                  f"{other} on {there} of {told}; give all the same WORLD_SIZE")
+            everyone.append((there, *theirs))
+    except ConfigError:
+        raise
     except (dist.DistError, ValueError) as error:
         if time.monotonic() - begun_s < 0.9 * timeout_s:  # something else, such as a port in use
             raise ConfigError(

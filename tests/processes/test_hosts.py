@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import dtlab
-from dtlab.errors import ConfigError, RunTimeout
+from dtlab.errors import ConfigError
 from dtlab.processes import hosts
 from dtlab.testbed import HostResult, Testbed
 from tests.parallel.training import difference, one_device
@@ -320,18 +321,23 @@ def test_a_port_in_use_or_no_port_is_named(monkeypatch: pytest.MonkeyPatch) -> N
                 hosts.join(0, 2, "here", 30)
 
 
-def test_hosts_that_were_told_different_numbers_of_ranks_are_missed(
+def test_hosts_that_were_told_different_numbers_of_ranks_say_so(
         monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
-    met: list[object] = []
-    first = threading.Thread(target=lambda: met.append(hosts.join(0, 2, "here", 2)))
-    first.start()
-    with pytest.raises(RunTimeout, match=r"rank 1 on .*: not all of 3 ranks came to here"):
-        hosts.join(1, 3, "here", 2)
-    first.join(60)
-    assert met
+
+    def told(rank: int, size: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            hosts.join(rank, size, "here", 20)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as threads:
+        few, many = threads.map(told, (0, 1), (2, 3))
+    host = socket.gethostname()
+    assert few == (f"rank 0 on {host} was told of 2 ranks, but rank 1 on {host} of 3; give all the "
+                   f"same WORLD_SIZE")
+    assert many.startswith(f"rank 1 on {host} was told of 3 ranks, but rank 0 on {host} of 2; ")
 
 
 @pytest.mark.parametrize("what", ["dtlab", "torch", "Python"])
