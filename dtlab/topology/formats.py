@@ -278,7 +278,8 @@ def _pcie_rate(pci: ET.Element) -> float:
     """GT/s · lanes · the share of data in what is sent: 8b/10b up to 5 GT/s, then 128b/130b."""
     found = re.match(r"\s*([0-9.]+)\s*GT/s", pci.get("link_speed", ""))
     giga = float(found[1]) if found else 8.0  # as NCCL does where the system doesn't tell
-    lanes = _number(pci, "link_width") or 16
+    lanes = _number(pci, "link_width")
+    lanes = lanes if 1 <= lanes <= 32 else 16  # Linux says 255 of a width it doesn't know
     return max(giga, 2.5) * 1e9 * lanes / 8 * (0.8 if giga <= 5 else 128 / 130)
 
 

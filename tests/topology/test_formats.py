@@ -98,7 +98,7 @@ NCCL = """<?xml version="1.0"?>
     </pci>
   </cpu>
   <cpu numaid="1">
-    <pci busid="0000:20:00.0" class="0x030200" link_speed="5 GT/s" link_width="16">
+    <pci busid="0000:20:00.0" class="0x030200" link_speed="5 GT/s" link_width="255">
       <gpu dev="2" sm="80" rank="2"/>
     </pci>
     <pci busid="0000:30:00.0" class="0x020700" link_speed="16.0 GT/s PCIe" link_width="16">
