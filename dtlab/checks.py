@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
@@ -104,6 +105,17 @@ def check_name(what: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is a text."""
     if not isinstance(value, str):
         raise ConfigError(f"{what} must be a name, not {short(value)}")
+
+
+def check_choice(what: str, value: object, known: Collection[str], otherwise: str = "") -> None:
+    """Raise `ConfigError` unless `value` is one of the names `known` of what there is. otherwise:
+    the end of the message, such as ", or a function"."""
+    if isinstance(value, str) and value in known:
+        return
+    near = difflib.get_close_matches(value, known, n=1) if isinstance(value, str) else []
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"there is no {what} {short(value)};{hint} choose one of {', '.join(known)}"
+                      f"{otherwise}")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -11,9 +11,8 @@ import torch
 
 from dtlab import cost
 from dtlab.collectives.auto import cheapest
-from dtlab.collectives.registry import IMPLEMENTATIONS, check_tensor, choose
+from dtlab.collectives.registry import check_algorithm, check_tensor, choose
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 
 
@@ -29,9 +28,7 @@ def call_for(
     times as large as `x`. Raises `ConfigError` for what there is not, and unless `x` is a dense
     tensor on the communicator's device.
     """
-    if not isinstance(algorithm, str):
-        raise ConfigError(f"{collective} takes the name of an algorithm, not {algorithm!r}; "
-                          f"choose one of: {', '.join(IMPLEMENTATIONS[collective])}, or auto")
+    check_algorithm(collective, algorithm)
     kind: tuple[Any, ...] = None, False, None
     if collective != "barrier":
         check_tensor(comm, x, collective, writes)

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
-from dtlab.checks import is_whole
+from dtlab.checks import check_choice, is_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself
@@ -97,7 +97,7 @@ def _sign(function: Any, collective: str) -> None:
 
 def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> None:
     """Raise `ConfigError` unless its collective can call `function`."""
-    check_collective(collective)
+    check_choice("collective", collective, IMPLEMENTATIONS)
     if not isinstance(name, str) or name == "auto":
         raise ConfigError(f"an algorithm of {collective} can't be called {name!r}; "
                           f"give it a name of its own")
@@ -120,23 +120,18 @@ def _given(collective: str) -> list[str]:
     return [name for name in first if name in _COMMON]
 
 
-def check_collective(collective: object) -> None:
-    """Raise `ConfigError` unless this is the name of a collective."""
-    if not isinstance(collective, str) or collective not in IMPLEMENTATIONS:
-        raise ConfigError(f"there is no collective {collective!r}; "
-                          f"choose one of: {', '.join(IMPLEMENTATIONS)}")
+def check_algorithm(collective: object, name: object, auto: bool = True) -> None:
+    """Raise `ConfigError` unless a collective has an algorithm of this name; auto: or "auto"."""
+    check_choice("collective", collective, IMPLEMENTATIONS)
+    names = *IMPLEMENTATIONS[str(collective)], *["auto"] * auto
+    check_choice(f"{collective} algorithm", name, names)
 
 
 def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[..., Any]:
     """The bare function registered under these names, with `options` of its own filled in.
 
-    Raises `ConfigError` that lists what there is.
+    Raises `ConfigError` for options that it does not have.
     """
-    if name not in IMPLEMENTATIONS[collective]:
-        known = ", ".join(IMPLEMENTATIONS[collective])
-        raise ConfigError(
-            f"{collective} has no algorithm {name!r}; choose one of: {known}, or auto"
-        )
     function = IMPLEMENTATIONS[collective][name]
     if not options:
         return function
@@ -156,7 +151,7 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
 def default_of(collective: str) -> str:
     """The algorithm that a collective takes if none is named. Raises `ConfigError` for an unknown
     one."""
-    check_collective(collective)
+    check_choice("collective", collective, IMPLEMENTATIONS)
     return str(inspect.signature(_collectives[collective]).parameters["algorithm"].default)
 
 

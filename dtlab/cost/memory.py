@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_flag, check_whole, is_whole, short
+from dtlab.checks import check_amount, check_choice, check_flag, check_whole, is_whole, short
 from dtlab.errors import ConfigError
 
 RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again
@@ -76,8 +76,7 @@ def activation_bytes(
                         ("heads", heads), ("layers", layers), ("tensor", tensor)):
         check_whole(name, value, 0 if name == "batch" else 1)
     check_flag("sequence", sequence)
-    if recompute not in RECOMPUTE:
-        raise ConfigError(f"recompute is one of {', '.join(RECOMPUTE)}, not {recompute!r}")
+    check_choice("recompute option", recompute, RECOMPUTE)
     input_size = positions * batch * hidden * layers
     if recompute == "full":
         return 2.0 * input_size

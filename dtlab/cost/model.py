@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from dtlab.checks import check_amount, check_name, check_whole
+from dtlab.checks import check_amount, check_choice, check_name, check_whole
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, check_machine
 
@@ -225,9 +225,7 @@ def lower_bound_s(
         "scan": (lg, n if p > 1 else 0, part * n),
         "exscan": (lg, n if p > 1 else 0, 0.0),
     }
-    check_name("collective", collective)
-    if collective not in bounds:
-        raise ConfigError(f"no lower bound for {collective!r}; there are: {', '.join(bounds)}")
+    check_choice("collective", collective, bounds)
     a, b, c = bounds[collective]
     return a * alpha + b * beta + c * gamma
 
@@ -245,9 +243,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     factors |= dict.fromkeys(
         ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), part
     )
-    check_name("collective", collective)
-    if collective not in factors:
-        raise ConfigError(f"no bus factor for {collective!r}; there are: {', '.join(factors)}")
+    check_choice("collective", collective, factors)
     return factors[collective]
 
 

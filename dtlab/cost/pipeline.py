@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_whole
+from dtlab.checks import check_amount, check_choice, check_whole
 from dtlab.errors import ConfigError
 
 SCHEDULES = ("gpipe", "1F1B", "interleaved", "ZB-H1")
@@ -81,9 +81,7 @@ def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunk
 
 
 def _check(schedule: str, ranks: int, micro_batches: int, chunks: int) -> None:
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"a schedule with a closed form is one of {', '.join(SCHEDULES)}, not "
-                          f"{schedule!r}")
+    check_choice("closed form of the schedule", schedule, SCHEDULES)
     for name, value in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
         check_whole(name, value)
     if schedule == "interleaved" and chunks > 1 and micro_batches % ranks:

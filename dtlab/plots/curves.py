@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dtlab import cost
-from dtlab.checks import check_amount
+from dtlab.checks import check_amount, check_choice
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.lines import BESIDE, DOTTED, SIZE, TIME, Series, lines, style_of
@@ -49,10 +49,11 @@ def cost_curves(collective: str, algorithms: Sequence[str] | None = None, ranks:
     make no sense.
     """
     _check_machine(alpha, beta, gamma)
-    known = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
+    check_choice("collective", collective, ALGORITHMS)
+    known = [name for name in ALGORITHMS[collective] if cost.has_form(collective, name)]
     names = known if algorithms is None else list(algorithms)
     if not names:
-        raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
+        raise ConfigError("algorithms names one or more; None: all")
     grid = _grid(*sizes)
     curves = {name: np.array([_time_s(collective, name, ranks, n, alpha, beta, gamma)
                               for n in grid]) for name in names}

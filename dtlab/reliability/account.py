@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlab import cost
-from dtlab.checks import check_amount, check_positive, check_whole, short
+from dtlab.checks import check_amount, check_choice, check_positive, check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.reliability.failures import MOST_NODES, Failures
 from dtlab.reliability.job import KINDS, TICKS, GoodputOptions, Interval, SimulatedJob
@@ -68,8 +68,7 @@ def goodput(
     check_whole("group", group)
     check_whole("ranks_per_node", ranks_per_node)
     check_whole("seed", seed, least=0)
-    if not isinstance(answer, str) or answer not in ANSWERS:
-        raise ConfigError(f"answer must be one of {', '.join(ANSWERS)}, not {short(answer)}")
+    check_choice("answer", answer, ANSWERS)
     if nodes % group or (group > 1 and answer != "replicas"):
         raise ConfigError(f"group is for replicas, and divides the {nodes} nodes; not {group}")
     if any(place not in range(nodes) for _, places in failures.at for place in places):

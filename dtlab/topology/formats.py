@@ -19,6 +19,7 @@ from typing import Any
 import networkx as nx
 import yaml
 
+from dtlab.checks import check_choice
 from dtlab.errors import ConfigError
 from dtlab.topology.base import MOST_NODES, Node, Topology
 from dtlab.topology.graphs import ShortestPaths, from_graph, from_paths, join
@@ -309,9 +310,7 @@ def _astra_sim(text: str, path: Path) -> Topology:
     if not len(shapes) == len(counts) == len(widths) == len(waits) or not shapes:
         raise ConfigError(f"{', '.join(keys)} must be lists of one length, a dimension each")
     for shape, count, width, wait in zip(shapes, counts, widths, waits, strict=True):
-        if shape not in [*_SHAPES]:  # a list or a dictionary has no hash
-            raise ConfigError(f"topology {shape!r} is not known here; choose one of "
-                              f"{', '.join(_SHAPES)}")
+        check_choice("topology", shape, _SHAPES)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"npus_count {count!r} is not a whole number, 1 or more")
         for value, unit in ((width, "GB/s"), (wait, "ns")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import networkx as nx
 
+from dtlab.checks import check_choice
 from dtlab.errors import ConfigError
 from dtlab.topology.base import (
     OVERHEAD_S,
@@ -93,8 +94,7 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
     >>> v100_nvlink().path(0, 4), v100_nvlink("pcie").path(0, 5)
     ([0, 4], [0, 'pcie0', 'cpu0', 'cpu1', 'pcie2', 5])
     """
-    if detour not in ("gpu", "pcie"):
-        raise ConfigError(f"detour must be 'gpu' or 'pcie', not {detour!r}")
+    check_choice("detour", detour, ("gpu", "pcie"))
     check_seconds("latency_s", latency_s)
     for name, value in (("link_Bps", link_Bps), ("pcie_Bps", pcie_Bps),
                         ("sockets_Bps", sockets_Bps)):

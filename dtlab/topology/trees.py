@@ -10,7 +10,7 @@ import math
 
 import networkx as nx
 
-from dtlab.checks import check_number, check_whole
+from dtlab.checks import check_choice, check_number, check_whole
 from dtlab.errors import ConfigError
 from dtlab.topology.base import (
     OVERHEAD_S,
@@ -120,8 +120,7 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
         raise ConfigError(f"a fat tree of {k}-port switches has room for {most} hosts, "
                           f"not {count}; take a larger k")
     check_ratio(oversubscription)
-    if routing not in ("hash", "d_mod_k"):
-        raise ConfigError(f"a fat tree has no routing {routing!r}; choose hash or d_mod_k")
+    check_choice("routing", routing, ("hash", "d_mod_k"))
     graph = nx.DiGraph()
     for host in range(count):
         _add_host(graph, host, 1)

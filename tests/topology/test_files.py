@@ -167,7 +167,7 @@ def test_topologies_have_names_to_type(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("torsu:4x4", "no topology 'torsu'; choose one of uniform, pcie_server"),
+    ("torsu:4x4", "no topology 'torsu'; did you mean 'torus'\\? choose one of uniform,"),
     ("torus", "missing a required argument: 'x'; write torus:XxY"),
     ("torus:4", "torus:4: missing a required argument: 'y'; write torus:XxY"),
     ("torus:4x4,color=red", "unexpected keyword argument 'color'"),
