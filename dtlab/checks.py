@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -47,6 +47,12 @@ def check_positive(name: str, value: object) -> None:
     check_number(name, value)
     if not 0 < _float(value) < math.inf:
         raise ConfigError(f"{name} must be a number above 0, and finite, not {short(value)}")
+
+
+def check_each(check: Callable[..., None], *limits: Any, **values: Any) -> None:
+    """Check all `values`, by name: `check(name, value, *limits)` of each."""
+    for name, value in values.items():
+        check(name, value, *limits)
 
 
 def _float(value: Any) -> float:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from dtlab.collectives.folding import Folding, fold
 from dtlab.collectives.registry import algorithm, chunk_edges
 from dtlab.comm import Comm, Recv, Send
+from dtlab.cost.folding import Folding, fold
 from dtlab.reduction import Op
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -20,7 +20,7 @@ from dtlab import cost
 from dtlab.checks import check_choice, is_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
-from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself
+from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself, span_bytes
 
 COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatter",
                "all_reduce", "all_to_all", "scan", "exscan", "barrier")
@@ -32,6 +32,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name i
 # The collectives themselves, once all are defined.
 _collectives: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
+Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
@@ -232,18 +233,10 @@ def output_for(
 def _overlap(out: torch.Tensor, x: torch.Tensor, own: int) -> bool:
     """Does `x` lie in the memory of `out`, elsewhere than where its elements will be: at `own`?"""
     first, start = out.data_ptr(), x.data_ptr()
-    if start >= first + out.nbytes or first >= start + _span(x):
+    if start >= first + out.nbytes or first >= start + span_bytes(x):
         return False
     in_place = x.shape != out.shape and start == first + own * out.itemsize
     return not (in_place and x.is_contiguous())
-
-
-def _span(x: torch.Tensor) -> int:
-    """Bytes from the first element of `x` to behind its last, gaps included."""
-    if x.is_contiguous():
-        return x.nbytes
-    steps = ((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return (1 + sum(steps)) * x.itemsize if x.numel() else 0
 
 
 def check_root(comm: Comm, root: int, collective: str) -> None:

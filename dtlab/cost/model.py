@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from dtlab.checks import check_amount, check_choice, check_name, check_whole
+from dtlab.checks import check_amount, check_choice, check_each, check_name, check_whole
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, check_machine
 
@@ -258,19 +258,12 @@ def _check_sizes(ranks: int, nbytes: float = 0, itemsize: int = 1) -> None:
 
 def _check_machine(alpha: float, beta: float, gamma: float) -> None:
     """Raise `ConfigError` unless these are seconds: 0 or more, and finite."""
-    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-        check_amount(name, value, " seconds")
+    check_each(check_amount, " seconds", alpha=alpha, beta=beta, gamma=gamma)
 
 
 def lg_ceil(p: int) -> int:
     """⌈log2 p⌉, exactly."""
     return (int(p) - 1).bit_length()
-
-
-def core_of(p: int) -> tuple[int, int]:
-    """p′, the largest power of two that is at most p, and the p − p′ ranks beyond it."""
-    core = 1 << (p.bit_length() - 1)
-    return core, p - core
 
 
 def best_divisor(p: int) -> int:

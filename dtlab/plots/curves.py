@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dtlab import cost
-from dtlab.checks import check_amount, check_choice
+from dtlab.checks import check_amount, check_choice, check_each
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.lines import BESIDE, DOTTED, SIZE, TIME, Series, lines, style_of
@@ -137,8 +137,7 @@ def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, b
 
 
 def _check_machine(alpha: float, beta: float, gamma: float) -> None:
-    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-        check_amount(name, value, " seconds")
+    check_each(check_amount, " seconds", alpha=alpha, beta=beta, gamma=gamma)
 
 
 def _grid(smallest: int, largest: int) -> list[int]:

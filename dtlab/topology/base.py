@@ -60,7 +60,7 @@ class Topology:
     overhead_s: float = OVERHEAD_S
 
     def __post_init__(self) -> None:
-        check_seconds("overhead_s", self.overhead_s)
+        check_amount("overhead_s", self.overhead_s)
 
     @property
     def groups(self) -> list[list[int]]:
@@ -151,7 +151,7 @@ def check_total(what: str, *counts: int) -> None:
 
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
-    check_seconds("latency_s", latency_s)
+    check_amount("latency_s", latency_s)
     check_bandwidth("bandwidth_Bps", bandwidth_Bps)
 
 
@@ -174,11 +174,6 @@ def check_pair(src: object, dst: object, ranks: int) -> None:
     check_rank(dst, ranks)
     if src == dst:
         raise ConfigError(f"nothing goes from rank {src} to itself; choose two ranks")
-
-
-def check_seconds(name: str, value: float) -> None:
-    """Raise `ConfigError` unless `value` is a number of seconds, 0 or more, and finite."""
-    check_amount(name, value)
 
 
 def check_topology(name: str, value: object) -> None:

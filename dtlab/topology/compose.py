@@ -6,15 +6,9 @@ from functools import cache
 
 import networkx as nx
 
+from dtlab.checks import check_amount
 from dtlab.errors import ConfigError
-from dtlab.topology.base import (
-    Node,
-    Topology,
-    check_bandwidth,
-    check_seconds,
-    check_topology,
-    check_total,
-)
+from dtlab.topology.base import Node, Topology, check_bandwidth, check_topology, check_total
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 
@@ -41,7 +35,7 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
     check_topology("server", server)
     check_topology("network", network)
     check_total("ranks", server.ranks, network.ranks)
-    check_seconds("nic_latency_s", nic_latency_s)
+    check_amount("nic_latency_s", nic_latency_s)
     check_bandwidth("nic_Bps", nic_Bps)
     if server.changes or network.changes:
         raise ConfigError("compose servers and network first, then change the links of the whole")

@@ -23,16 +23,9 @@ from typing import Any, NoReturn
 import networkx as nx
 import yaml
 
+from dtlab.checks import check_amount
 from dtlab.errors import ConfigError
-from dtlab.topology.base import (
-    MOST_NODES,
-    OVERHEAD_S,
-    Node,
-    Topology,
-    check_link,
-    check_seconds,
-    check_topology,
-)
+from dtlab.topology.base import MOST_NODES, OVERHEAD_S, Node, Topology, check_link, check_topology
 from dtlab.topology.formats import notice, recognized
 from dtlab.topology.graphs import RANK_KINDS, from_graph
 from dtlab.units import bandwidth_of, seconds_of
@@ -173,7 +166,7 @@ class _File:
             return OVERHEAD_S
         overhead_s = self.quantity(top["overhead"], "overhead", seconds_of)
         try:
-            check_seconds("overhead", overhead_s)
+            check_amount("overhead", overhead_s)
         except ConfigError as error:
             self.wrong(top["overhead"], str(error))
         return overhead_s

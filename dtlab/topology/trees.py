@@ -10,7 +10,7 @@ import math
 
 import networkx as nx
 
-from dtlab.checks import check_choice, check_number, check_whole
+from dtlab.checks import check_choice, check_each, check_number, check_whole
 from dtlab.errors import ConfigError
 from dtlab.topology.base import (
     OVERHEAD_S,
@@ -46,8 +46,7 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     >>> racks(2, 4).path(0, 7)
     [0, 'rack0', 'spine', 'rack1', 7]
     """
-    for name, count in (("racks", racks), ("hosts", hosts), ("gpus", gpus)):
-        check_count(name, count)
+    check_each(check_count, racks=racks, hosts=hosts, gpus=gpus)
     check_total("GPUs", racks, hosts, gpus)
     check_ratio(oversubscription)
     check_link(latency_s, bandwidth_Bps)

@@ -17,18 +17,14 @@ class Folding(NamedTuple):
     extra: int
 
     def rank_of(self, i: int) -> int:
-        """The rank of the i-th member of the core."""
-        return 2 * i if i < self.extra else i + self.extra
+        """The rank of the i-th member of the core: members 0 … i−1 stand for the ranks below."""
+        return i + min(i, self.extra)
 
     def place_of(self, rank: int) -> int | None:
         """The place of `rank` in the core; None if it is folded into its neighbour."""
         if rank >= 2 * self.extra:
             return rank - self.extra
         return rank // 2 if rank % 2 == 0 else None
-
-    def first(self, i: int) -> int:
-        """Members 0 … i−1 of the core stand for the ranks below this number."""
-        return i + min(i, self.extra)
 
 
 def fold(p: int) -> Folding:
