@@ -130,10 +130,10 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be True or False, not {short(value)}")
 
 
-def short(value: Any) -> str:
-    """Return `value` as a message shows it: one line, no longer than 30 characters."""
+def short(value: Any, most: int = 30) -> str:
+    """Return `value` as a message shows it: one line of at most `most` characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int of more than 4,300 digits
         return "so large a number" if isinstance(value, Integral) else f"a {type(value).__name__}"
-    return text if len(text) < 30 else text[:27] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_is_null() -> None:
     (["--seed", "-1"], "--seed must lie between 0"),
     (["--lr", "nan"], "--lr must be a number"),
     (["--hidden", "33"], "4 heads don't divide hidden=33"),
-    (["--layers", "-1"], "layers must be a whole number of at least 1"),
+    (["--layers", "-1"], "layers must be a whole number, 1 or more"),
     (["--context", "10000000"], "longer than the text"),
     (["--dtype", "int8"], "no dtype 'int8'; choose one of float32"),
     (["--plot", "x.docx"], ".png"),

@@ -18,9 +18,8 @@ from dtlab.collectives.all_reduce import ring as all_reduce_ring
 from dtlab.collectives.reduce_scatter import ring as reduce_scatter_ring
 from dtlab.collectives.registry import Rows, algorithm, cut
 from dtlab.comm import Comm, Work
+from dtlab.cost.model import PIECE_BYTES
 from dtlab.reduction import Op
-
-PIECE_BYTES = 1 << 20
 
 
 @algorithm("all_reduce", "pipelined_ring")

@@ -90,7 +90,7 @@ def overridable(function: Function) -> Function:
 
 
 def _sign(function: Any, collective: str) -> None:
-    """Give it the signature of its collective, less `algorithm`."""
+    """Give `function` the signature of its collective, less `algorithm`."""
     whole = inspect.signature(_collectives[collective])
     kept = [p for name, p in whole.parameters.items() if name != "algorithm"]
     function.__signature__ = whole.replace(parameters=kept)
@@ -160,7 +160,7 @@ _COMMON = ("comm", "x", "rows", "received", "root", "op")
 
 
 def check_comm(comm: object, call: str) -> None:
-    """Raise `ConfigError` unless `comm` is a communicator; call: how one is given."""
+    """Raise `ConfigError` unless `comm` is a communicator; call: the call, for the message."""
     if not isinstance(comm, Comm):
         raise ConfigError(f"{call} takes a communicator, not {type(comm).__name__}")
 

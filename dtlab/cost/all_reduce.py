@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from dtlab.cost import broadcast_reduce as tree
-from dtlab.cost.folding import fold
+from dtlab.cost.folding import binary_digits, fold, halved
 from dtlab.cost.model import Form, best_divisor, chunk_bytes, costs, lg_ceil, pipelined
 
 
@@ -150,7 +150,7 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
     """At most halving and doubling in the largest block; and where a block of s ranks hands up to
     one of c·s, (c+1)α + 2n/s·β + n/s·γ on top, less what overlaps of the c messages that a rank
     posts together."""
-    levels = [level for level in reversed(range(p.bit_length())) if p >> level & 1]
+    levels = [level for _, level in binary_digits(p)]
     elements = n // itemsize
     sent, messages = [], []
     for number, level in enumerate(levels):
@@ -177,10 +177,9 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
 
 
 def _piece(n: int, place: int, level: int) -> int:
-    """Return how many of n elements are left after `level` halvings, as in the algorithm."""
-    for bit in range(level):
-        n = n // 2 if place >> bit & 1 else (n + 1) // 2
-    return n
+    """Count the elements of n that are left after `level` halvings."""
+    low, high = halved(n, place, level)
+    return high - low
 
 
 @costs("all_reduce", "double_tree")

@@ -1,8 +1,10 @@
-"""Folding: how an algorithm for powers of two serves any number of ranks.
+"""How an algorithm for powers of two serves any number of ranks: folding, and binary blocks.
 
-Let p′ be the largest power of two that is at most p, and r = p − p′ the ranks too many. Among the
-first 2r ranks each odd one hands its data to its even neighbour, waits, and gets the result back.
-The p′ ranks that remain, the *core*, run the algorithm. Source: Rabenseifner 2004, §2.
+Folding: let p′ be the largest power of two that is at most p, and r = p − p′ the ranks too many.
+Among the first 2r ranks each odd one hands its data to its even neighbour, waits, and gets the
+result back. The p′ ranks that remain, the *core*, run the algorithm. Binary blocks: p is the sum of
+the powers of two that are its binary digits, and each block of ranks has one of these sizes.
+Source: Rabenseifner 2004.
 """
 
 from __future__ import annotations
@@ -35,3 +37,26 @@ def fold(p: int) -> Folding:
     """
     core = 1 << (p.bit_length() - 1)
     return Folding(core, p - core)
+
+
+def binary_digits(p: int) -> list[tuple[int, int]]:
+    """The blocks of p ranks, largest first, each as (first rank, lg of its size).
+
+    >>> binary_digits(13)  # 8 + 4 + 1
+    [(0, 3), (8, 2), (12, 0)]
+    """
+    blocks, first = [], 0
+    for level in reversed(range(p.bit_length())):
+        if p >> level & 1:
+            blocks.append((first, level))
+            first += 1 << level
+    return blocks
+
+
+def halved(n: int, place: int, level: int) -> tuple[int, int]:
+    """Halve 0 … n `level` times; bit k of `place` chooses a half in round k."""
+    low, high = 0, n
+    for bit in range(level):
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if place >> bit & 1 else (low, middle)
+    return low, high

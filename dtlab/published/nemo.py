@@ -10,6 +10,7 @@ inputs in eight bits isn't modelled. Gradients are assumed to be kept in bf16.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from dtlab.models import SHAPES, Shape, gpt_shape
@@ -88,7 +89,7 @@ def deepseek_hours() -> float:
 def nemo_rows() -> list[Published]:
     rows = [Published(NVIDIA, f"{row.name} on {row.gpus} H100, tp={row.tp}, pp={row.pp}, "
                               f"cp={row.cp}, predicted", row.tokens, "tokens/s a GPU",
-                      lambda row=row: nemo_tokens(row), 0.08 * row.tokens)  # type: ignore[misc]
+                      partial(nemo_tokens, row), 0.08 * row.tokens)
             for row in [*MODELS, *CONTEXTS]]
     return [*rows, Published(
         "DeepSeek-AI, DeepSeek-V3, 2024, table 1", "14.8 T tokens on 2,048 H800: hours of a GPU, "

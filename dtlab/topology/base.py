@@ -133,7 +133,7 @@ MOST_NODES = 1 << 18  # of any other: its graph is made at once
 
 
 def check_ranks(ranks: int) -> None:
-    """Raise `ConfigError` unless `ranks` is a whole number, 1 or more."""
+    """Raise `ConfigError` unless `ranks` is a whole number, 1 to `MOST_UNIFORM`."""
     check_whole("ranks", ranks, most=MOST_UNIFORM)
 
 

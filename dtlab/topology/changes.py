@@ -16,7 +16,8 @@ def with_link(topology: Topology, a: Node, b: Node, *, bandwidth_Bps: float | No
               latency_s: float | None = None, at_s: float = 0.0,
               both_ways: bool = True) -> Topology:
     """The same cluster, but the link from `a` to `b` (and back, with `both_ways`) has another
-    bandwidth or latency, from virtual time `at_s` on; of two for one moment, the later given.
+    bandwidth or latency, from virtual time `at_s` on. Of two changes at one time, the last one
+    given counts.
 
     bandwidth_Bps: bytes per second, one direction; 0: the link has failed. Messages on their way
     over it wait until it works again (if it never does, that is a deadlock). Routes avoid links
