@@ -17,7 +17,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
-from dtlab.checks import check_choice, is_whole
+from dtlab.checks import check_choice, check_whole, is_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself, span_bytes
@@ -142,10 +142,8 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
         if key not in own:
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
-        whole = parameters[key].annotation in ("int", int)
-        if whole and (not is_whole(value) or value < 1):
-            raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
-                              f"not {value!r}")
+        if parameters[key].annotation in ("int", int):
+            check_whole(f"{collective} {name!r}: {key}", value)
     return functools.partial(function, **options)
 
 

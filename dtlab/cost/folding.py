@@ -1,4 +1,4 @@
-"""How an algorithm for powers of two serves any number of ranks: folding, and binary blocks.
+"""Folding and binary blocks: how an algorithm for powers of two serves any number of ranks.
 
 Folding: let p′ be the largest power of two that is at most p, and r = p − p′ the ranks too many.
 Among the first 2r ranks each odd one hands its data to its even neighbour, waits, and gets the

@@ -139,7 +139,7 @@ def time_s(
     >>> time_s("all_reduce", "ring", 4, 4000, alpha=1e-6, beta=1e-9)  # 2·3·(1 µs + 1000 B)
     1.2e-05
     """
-    _check_machine(alpha, beta, gamma)
+    check_rates(alpha, beta, gamma)
     return form(collective, algorithm, ranks, nbytes, itemsize).seconds(alpha, beta, gamma)
 
 
@@ -209,7 +209,7 @@ def lower_bound_s(
     Source: Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1.
     """
     _check_sizes(ranks, nbytes)
-    _check_machine(alpha, beta, gamma)
+    check_rates(alpha, beta, gamma)
     p, n = ranks, nbytes
     lg, part = lg_ceil(p), (p - 1) / p
     bounds = {
@@ -256,7 +256,7 @@ def _check_sizes(ranks: int, nbytes: float = 0, itemsize: int = 1) -> None:
     check_whole("itemsize", itemsize)
 
 
-def _check_machine(alpha: float, beta: float, gamma: float) -> None:
+def check_rates(alpha: float, beta: float, gamma: float) -> None:
     """Raise `ConfigError` unless these are seconds: 0 or more, and finite."""
     check_each(check_amount, " seconds", alpha=alpha, beta=beta, gamma=gamma)
 

@@ -182,7 +182,7 @@ def test_gpus_of_a_host_share_its_network_card() -> None:
     (lambda: v100_nvlink("nvlink"), "no detour 'nvlink'; choose one of gpu, pcie"),
     (lambda: nvswitch(2.5), "gpus"),  # type: ignore[arg-type]
     (lambda: racks(2, 0), "hosts must be"),
-    (lambda: racks(2, 2, oversubscription=0), "oversubscription must be a ratio above 0"),
+    (lambda: racks(2, 2, oversubscription=0), "oversubscription must be a number above 0"),
     (lambda: racks(2, 2, oversubscription="4:1"), "'4:1'"),  # type: ignore[arg-type]
     (lambda: racks(2, 2, latency_s=-1), "latency_s"),
     (lambda: fat_tree(3), "k must be even"),
