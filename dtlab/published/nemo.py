@@ -60,7 +60,7 @@ CONTEXTS = [NemoRow(f"Llama 2 7B, {1024 * k:,} positions", _LLAMA._replace(posit
                 (256, (4, 1, 8), 1214), (512, (8, 1, 16), 635), (1024, (8, 1, 32), 318))]
 
 
-def nemo_plan(row: NemoRow, software: Software = NEMO) -> Plan:
+def nemo_plan(row: NemoRow) -> Plan:
     """Return the predicted plan of a row: activations, keys and values travel beside computation,
     and the loss's kernel is fused."""
     mesh = {"pp": row.pp, "dp": row.gpus // (row.tp * row.pp * row.cp), "cp": row.cp, "tp": row.tp}
@@ -69,12 +69,12 @@ def nemo_plan(row: NemoRow, software: Software = NEMO) -> Plan:
                     "interleaved" if chunks > 1 else "1F1B", chunks, stage=1,
                     sequence=row.tp > 1, regather=False, overlap_tp=True)
     return predict(row.shape, servers("h100", max(1, row.gpus // 8), min(8, row.gpus)), layout,
-                   device=H100, precision=Recipe("fp8", loss=0), software=software)
+                   device=H100, precision=Recipe("fp8", loss=0), software=NEMO)
 
 
-def nemo_tokens(row: NemoRow, software: Software = NEMO) -> float:
+def nemo_tokens(row: NemoRow) -> float:
     """Tokens a second and GPU, predicted."""
-    return row.batch * row.shape.positions / nemo_plan(row, software).step_s / row.gpus
+    return row.batch * row.shape.positions / nemo_plan(row).step_s / row.gpus
 
 
 def deepseek_hours() -> float:

@@ -137,9 +137,9 @@ def check_ranks(ranks: int) -> None:
     check_whole("ranks", ranks, most=MOST_UNIFORM)
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise `ConfigError` unless `value` is a whole number, `least` to `MOST_NODES`."""
-    check_whole(name, value, least, MOST_NODES)
+def check_count(name: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a whole number, 1 to `MOST_NODES`."""
+    check_whole(name, value, most=MOST_NODES)
 
 
 def check_total(what: str, *counts: int) -> None:
