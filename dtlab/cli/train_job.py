@@ -112,8 +112,8 @@ def axes_of(given: str) -> dict[str, int]:
             raise ConfigError(f"--mesh takes different axes with their sizes, as in "
                               f"pp=2,dp=2,tp=2, not {given!r}")
         axes[found[1]] = int(found[2])
-    if unknown := [name for name in axes if name not in AXES]:
-        raise ConfigError(f"--mesh has no axis {unknown[0]!r}; choose from: {', '.join(AXES)}")
+    for name in axes:
+        check_choice("axis of --mesh", name, AXES)
     return axes
 
 

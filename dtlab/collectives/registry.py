@@ -29,6 +29,8 @@ COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce
 ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in COLLECTIVES}
 # The algorithms themselves, which take vectors, and rows of them.
 IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in COLLECTIVES}
+# What an algorithm may be given besides its options.
+_COMMON = ("comm", "x", "rows", "received", "root", "op")
 # The collectives themselves, once all are defined.
 _collectives: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -152,9 +154,6 @@ def default_of(collective: str) -> str:
     one."""
     check_choice("collective", collective, IMPLEMENTATIONS)
     return str(inspect.signature(_collectives[collective]).parameters["algorithm"].default)
-
-
-_COMMON = ("comm", "x", "rows", "received", "root", "op")
 
 
 def check_comm(comm: object, call: str) -> None:
