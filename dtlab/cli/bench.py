@@ -48,7 +48,7 @@ def collectives(
     show.check_picture(plot)
     wanted = names or list(ALGORITHMS)
     for name in wanted:
-        check_algorithm(name, algorithm or "auto")
+        check_algorithm(name, "auto" if algorithm is None else algorithm)
     lengths = [bytes_of(size) for size in sizes.split(",")]
     jobs = [(name, nbytes) for name in wanted
             for nbytes in (lengths if name != "barrier" else [0])]
