@@ -29,7 +29,8 @@ def aggregate(comm: Comm, x: torch.Tensor, placement: str = "spread", op: Op = "
     """
     check_choice("placement", placement, PLACEMENTS)
     op = named_op(op)
-    check_choice("op of aggregate", op, ("sum", "avg"))
+    if not isinstance(op, str) or op not in ("sum", "avg"):
+        raise ConfigError(f"op is 'sum' or 'avg', not {short(op)}")
     check_tensor(comm, x, "aggregate")
     check_op(op, x.dtype)
     try:
