@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -46,6 +47,12 @@ def check_positive(name: str, value: object) -> None:
     check_number(name, value)
     if not 0 < _float(value) < math.inf:
         raise ConfigError(f"{name} must be a number above 0, and finite, not {short(value)}")
+
+
+def check_each(check: Callable[..., None], *limits: Any, **values: Any) -> None:
+    """Check all `values`, by name: `check(name, value, *limits)` of each."""
+    for name, value in values.items():
+        check(name, value, *limits)
 
 
 def _float(value: Any) -> float:
@@ -106,16 +113,27 @@ def check_name(what: str, value: object) -> None:
         raise ConfigError(f"{what} must be a name, not {short(value)}")
 
 
+def check_choice(what: str, value: object, known: Collection[str], otherwise: str = "") -> None:
+    """Raise `ConfigError` unless `value` is one of the names `known` of what there is. otherwise:
+    the end of the message, such as ", or a function"."""
+    if isinstance(value, str) and value in known:
+        return
+    near = difflib.get_close_matches(value, known, n=1) if isinstance(value, str) else []
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"there is no {what} {short(value)};{hint} choose one of {', '.join(known)}"
+                      f"{otherwise}")
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {short(value)}")
 
 
-def short(value: Any) -> str:
-    """Return `value` as a message shows it: one line, no longer than 30 characters."""
+def short(value: Any, most: int = 30) -> str:
+    """Return `value` as a message shows it: one line of at most `most` characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int of more than 4,300 digits
         return "so large a number" if isinstance(value, Integral) else f"a {type(value).__name__}"
-    return text if len(text) < 30 else text[:27] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

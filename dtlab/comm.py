@@ -53,6 +53,8 @@ class Work(ABC):
     work that nobody waited for.
     """
 
+    owed = ""  # the call that ends it: an error names that, if the rank returns before
+
     @abstractmethod
     def wait(self) -> Any:
         """Block until it is done. Returns the peer's rank for a message that is sent, or received
@@ -60,8 +62,6 @@ class Work(ABC):
 
         Until then neither change what you send nor read what you receive into.
         """
-
-    owed = ""  # the call that ends it: an error names that, if the rank returns before
 
     @abstractmethod
     def cancel(self) -> None:

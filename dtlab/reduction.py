@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
-from dtlab.checks import short
+from dtlab.checks import check_choice, short
 from dtlab.errors import ConfigError, ShapeMismatch
 
 Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,8 +68,7 @@ def check_op(op: Op, dtype: torch.dtype) -> None:
     """Raise `ConfigError` unless `op` is known and defined for `dtype`."""
     if callable(op):
         return
-    if not isinstance(op, str) or op not in COMBINE:
-        raise ConfigError(f"unknown op {op!r}; choose one of {', '.join(COMBINE)}, or a function")
+    check_choice("op", op, COMBINE, ", or a function")
     if dtype not in NUMBERS:
         raise ConfigError(f"op {op!r} is not defined for {dtype}, with which torch can't compute; "
                           f"convert the tensor to a dtype of numbers first")

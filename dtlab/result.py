@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtlab.checks import short
 from dtlab.trace import Trace
 
 
@@ -24,14 +25,9 @@ class Result:
         return len(self.values)
 
     def __repr__(self) -> str:
-        shown = ", ".join(_short(value) for value in self.values[:4])
+        shown = ", ".join(short(value, 60) for value in self.values[:4])
         more = ", …" if len(self.values) > 4 else ""
         clock = "virtual s" if self.trace.virtual else "s"
         return (f"Result({self.ranks} ranks, {self.elapsed_s:.6g} {clock}, "
                 f"{self.trace.messages()} messages, {self.trace.sent_bytes():,} bytes; "
                 f"values [{shown}{more}])")
-
-
-def _short(value: Any, limit: int = 60) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.collectives import all_reduce
+from dtlab.collectives.registry import check_algorithm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.simulator import simulate
@@ -142,9 +143,7 @@ def enter(cluster: Topology, nbytes: int, algorithm: str, options: Options | Non
 
     name: of the cluster, for tables (default: its own). Raises `ConfigError` as `contest` does.
     """
-    if algorithm not in ALGORITHMS["all_reduce"]:
-        raise ConfigError(f"all_reduce has no algorithm {algorithm!r}; "
-                          f"choose from: {', '.join(ALGORITHMS['all_reduce'])}")
+    check_algorithm("all_reduce", algorithm, auto=False)
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 4 or nbytes % 4:
         raise ConfigError(f"nbytes must be a multiple of 4, and 4 or more, not {nbytes!r}")
 

@@ -211,7 +211,7 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
         (["all_reduce", "-t", "torus:4"], "torus:XxY"),
         (["all_reduce", "-t", "/nowhere.yaml"], "can't be read"),
         (["all_reduce", "-t", "torus:100x100"], "4096"),
-        (["all_reduc"], "did you mean all_reduce? choose one of: "),
+        (["all_reduc"], "did you mean 'all_reduce'? choose one of "),
         (["all_reduce", "-a", "rings"], "ring"),
         (["all_reduce", "-p", "-1"], "1 or more, not -1"),
         (["all_reduce", "-p", "10000"], "4096"),
@@ -253,7 +253,7 @@ def test_plan_prints_what_the_planner_finds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "told"), [
     ({"--model": "llama3-70x"}, "did you mean 'Llama 3 70B'?"), ({"--cluster": "8x8"}, "h100:8x8"),
-    ({"--software": "old"}, "software is one"), ({"--precision": "int4"}, "'fp8'"),
+    ({"--software": "old"}, "no software 'old'; choose one of"), ({"--precision": "int4"}, "'fp8'"),
     ({"--model": "llama3-405b"}, "nothing fits 4 devices"),
     ({"--model": "llama3-405b", "--cluster": "a100:1x1"}, "nothing fits 1 device of"),
     ({"--positions": "0"}, "positions"),

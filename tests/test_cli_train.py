@@ -106,12 +106,12 @@ def test_a_loss_that_is_no_number_is_null() -> None:
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["--mesh", "dp=2,cp=2"], "no axis 'cp'; choose from: pp, dp, tp"),
+    (["--mesh", "dp=2,cp=2"], "no axis of --mesh 'cp'; "),
     (["--mesh", "dp"], "as in pp=2,dp=2,tp=2, not 'dp'"),
     (["--mesh", "dp=2,dp=2"], "different axes"),
     (["--mesh", "dp=0"], "not 'dp=0'"),
     (["--mesh", "dp=4000", "--batch", "4000"], "ranks=4000"),
-    (["--schedule", "1f1b"], "'1f1b' is none of dualpipe_v, gpipe"),
+    (["--schedule", "1f1b"], "no schedule '1f1b'; choose one of dualpipe_v, gpipe"),
     (["--zero", "4"], "not 4"),
     (["--mesh", "pp=2", "--zero", "3"], "on a mesh without pp, 3"),
     (["--mesh", "tp=3"], "tp=3 ranks can't share --heads 4 evenly"),
@@ -124,9 +124,9 @@ def test_a_loss_that_is_no_number_is_null() -> None:
     (["--seed", "-1"], "--seed must lie between 0"),
     (["--lr", "nan"], "--lr must be a number"),
     (["--hidden", "33"], "4 heads don't divide hidden=33"),
-    (["--layers", "-1"], "layers must be a whole number of at least 1"),
+    (["--layers", "-1"], "layers must be a whole number, 1 or more"),
     (["--context", "10000000"], "longer than the text"),
-    (["--dtype", "int8"], "'int8' is none of float32"),
+    (["--dtype", "int8"], "no dtype 'int8'; choose one of float32"),
     (["--plot", "x.docx"], ".png"),
     (["--plot", "/nowhere/x.png"], "there is no folder /nowhere"),
     (["--trace", "/nowhere/x.json"], "there is no folder /nowhere"),

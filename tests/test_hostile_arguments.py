@@ -506,7 +506,7 @@ def test_whole_numbers_may_be_numpys() -> None:
 
 
 def test_the_words_name_what_there_is_and_what_to_do() -> None:
-    with pytest.raises(dtlab.ConfigError, match="there are: flat, binomial, chain, scatter_all"):
+    with pytest.raises(dtlab.ConfigError, match="choose one of flat, binomial, chain, scatter_all"):
         stepper_frames("broadcast", "nope", 4)
     with pytest.raises(dtlab.ConfigError, match=r"all_reduce.* takes a communicator, not None"):
         collectives.all_reduce(None, X)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import statistics
 import time
@@ -14,7 +13,7 @@ import torch.distributed as dist
 
 from dtlab import collectives
 from dtlab.checks import check_whole, short
-from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.registry import check_algorithm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
@@ -57,25 +56,6 @@ def spread(times: Sequence[float]) -> tuple[float, float, float, int]:
     return statistics.median(times), min(times), max(times), len(times)
 
 
-def check_known(collective: str, algorithm: str | None = None, auto: bool = False) -> None:
-    """Raise `ConfigError`, listing what there is, unless the registry has these names.
-
-    auto: "auto" will do, too.
-    """
-    if not isinstance(collective, str) or collective not in ALGORITHMS:
-        raise ConfigError(f"there is no collective {collective!r}; "
-                          f"{_choice(str(collective), list(ALGORITHMS))}")
-    names = [*ALGORITHMS[collective], "auto"] if auto else list(ALGORITHMS[collective])
-    if algorithm is not None and algorithm not in names:
-        raise ConfigError(f"{collective} has no algorithm {algorithm!r}; "
-                          f"{_choice(str(algorithm), names)}")
-
-
-def _choice(given: str, known: list[str]) -> str:
-    meant = difflib.get_close_matches(given, known, n=1)
-    return (f"did you mean {meant[0]}? " if meant else "") + f"choose one of: {', '.join(known)}"
-
-
 def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> int:
     """Count the elements of the whole vector. Raises `ConfigError` if `nbytes` does not fit."""
     check_whole("nbytes", nbytes, 0)
@@ -100,7 +80,7 @@ def prepared(comm: Comm, collective: str, algorithm: str, nbytes: int,
     nbytes: the size of the vector that textbooks call n, as in `dtlab.cost`.
     device: "meta" in the simulator, when only time matters.
     """
-    check_known(collective, algorithm, auto=True)
+    check_algorithm(collective, algorithm)
     count = elements(collective, comm.size, nbytes, dtype)
     function = getattr(collectives, collective)
     wanted = inspect.signature(function).parameters

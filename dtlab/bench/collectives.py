@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from dtlab import cost
-from dtlab.bench.calls import check_known, elements, in_a_row, prepared, spread, take_turns
+from dtlab.bench.calls import elements, in_a_row, prepared, spread, take_turns
 from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.registry import check_algorithm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
@@ -51,8 +52,8 @@ def measure(collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[s
     if isinstance(algorithms, str):
         raise ConfigError(f"algorithms is a list of names, such as [{algorithms!r}]")
     names = list(algorithms) or list(ALGORITHMS.get(str(collective), {}))
-    for name in names or [""]:
-        check_known(collective, name, auto=True)
+    for name in names or ["auto"]:
+        check_algorithm(collective, name)
     check_whole("repeats", repeats)
     count = elements(collective, ranks, nbytes, dtype)
     result = run(_time_all, collective, names, nbytes, dtype, repeats, ranks=ranks, device=device,

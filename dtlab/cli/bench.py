@@ -43,12 +43,12 @@ def collectives(
     rank counts.
     """
     from dtlab.bench import measure
-    from dtlab.bench.calls import check_known
+    from dtlab.collectives.registry import check_algorithm
 
     show.check_picture(plot)
     wanted = names or list(ALGORITHMS)
     for name in wanted:
-        check_known(name, algorithm, auto=True)
+        check_algorithm(name, "auto" if algorithm is None else algorithm)
     lengths = [bytes_of(size) for size in sizes.split(",")]
     jobs = [(name, nbytes) for name in wanted
             for nbytes in (lengths if name != "barrier" else [0])]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_choice, check_whole
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
 from dtlab.cli.options import AsJson
-from dtlab.errors import ConfigError
 
 if TYPE_CHECKING:  # what it needs takes a second to import
     from dtlab.models import Shape
@@ -27,11 +25,9 @@ def named_shape(name: str) -> Shape:
         return "".join(c for c in text.lower() if c.isalnum())
 
     known = {plain(each): each for each in SHAPES}
-    if plain(name) in known:
-        return SHAPES[known[plain(name)]]
-    near = [known[each] for each in difflib.get_close_matches(plain(name), known, 1)]
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"there is no model {name!r}{hint} (known: {', '.join(SHAPES)})")
+    if plain(name) not in known:
+        check_choice("model", name, SHAPES)
+    return SHAPES[known[plain(name)]]
 
 
 def values_of(plan: Plan, tokens: int) -> dict[str, object]:
@@ -72,8 +68,7 @@ def plan(
         check_whole("positions", positions)
         shape = shape._replace(positions=positions)
     device, topology = planner.cluster(cluster)
-    if software not in planner.SOFTWARE:
-        raise ConfigError(f"software is one of {', '.join(planner.SOFTWARE)}, not {software!r}")
+    check_choice("software", software, planner.SOFTWARE)
     plans = planner.plan(shape, topology, batch, device=device, precision=precision,
                          software=planner.SOFTWARE[software], headroom=headroom)
     fit = [found for found in plans if not found.why_not]

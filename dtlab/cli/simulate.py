@@ -11,10 +11,12 @@ import torch
 import typer
 
 import dtlab
-from dtlab.bench.calls import check_known, elements, prepared
+from dtlab.bench.calls import elements, prepared
+from dtlab.checks import check_choice
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
 from dtlab.cli.options import AsJson
+from dtlab.collectives.registry import check_algorithm
 from dtlab.errors import ConfigError
 from dtlab.topology.names import BUILDERS
 from dtlab.units import bandwidth_of, bytes_of, bytes_text, seconds_of, seconds_text
@@ -158,9 +160,10 @@ def simulate(
 
     dtlab simulate all_reduce -a ring --topology racks:4x8 --plot ring.png
     """
-    check_known(collective, algorithm)
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype {dtype!r} is not known here; choose one of: {', '.join(DTYPES)}")
+    check_choice("collective", collective, dtlab.collectives.ALGORITHMS)
+    if algorithm is not None:
+        check_algorithm(collective, algorithm, auto=False)
+    check_choice("dtype", dtype, DTYPES)
     if (plot or chrome) and algorithm is None:
         raise ConfigError("--plot and --chrome draw one run: name it with --algorithm")
     show.check_picture(plot)

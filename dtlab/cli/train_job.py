@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dtlab.checks import check_choice
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT, GPTConfig, text_batch
@@ -111,8 +112,8 @@ def axes_of(given: str) -> dict[str, int]:
             raise ConfigError(f"--mesh takes different axes with their sizes, as in "
                               f"pp=2,dp=2,tp=2, not {given!r}")
         axes[found[1]] = int(found[2])
-    if unknown := [name for name in axes if name not in AXES]:
-        raise ConfigError(f"--mesh has no axis {unknown[0]!r}; choose from: {', '.join(AXES)}")
+    for name in axes:
+        check_choice("axis of --mesh", name, AXES)
     return axes
 
 
@@ -136,10 +137,8 @@ def check(job: TrainJob) -> None:
         raise ConfigError(f"--context {job.config.context} is longer than the text")
     if not 0 <= job.lr < math.inf:
         raise ConfigError(f"--lr must be a number of at least 0, not {job.lr}")
-    if job.dtype not in DTYPES:
-        raise ConfigError(f"--dtype: {job.dtype!r} is none of {', '.join(DTYPES)}")
-    if job.schedule not in SCHEDULES:
-        raise ConfigError(f"--schedule: {job.schedule!r} is none of {', '.join(SCHEDULES)}")
+    check_choice("dtype", job.dtype, DTYPES)
+    check_choice("schedule", job.schedule, SCHEDULES)
     if job.zero not in (0, 1, 2, 3) or (job.zero == 3 and pp > 1):
         raise ConfigError(f"--zero takes 0, 1, 2 or, on a mesh without pp, 3; not {job.zero}")
     if job.config.heads % tp:

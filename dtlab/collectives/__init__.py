@@ -1,7 +1,7 @@
 """Every collective; every algorithm one function of a communicator.
 
-`all_reduce(comm, x, algorithm="ring")` and its sisters check their arguments, label the messages
-and call the algorithm; the algorithms themselves stand alone in `ALGORITHMS`.
+`all_reduce(comm, x, algorithm="ring")` and the other collectives check their arguments, label the
+messages and call the algorithm; so does `ALGORITHMS["all_reduce"]["ring"](comm, x)`.
 
 algorithm: one of `ALGORITHMS[collective]`, or "auto", the one that costs least on `comm.machine`.
 Further options go to the algorithm, such as `segments` to a chain. op: as in `Comm.accumulate_`; of

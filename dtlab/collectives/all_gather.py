@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dtlab.collectives.call import call_for
-from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, detached, output_for
+from dtlab.collectives.registry import Rows, algorithm, detached, output_for
 from dtlab.comm import Comm
-
-Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
+from dtlab.cost.folding import fold
 
 
 def all_gather(
@@ -66,8 +63,8 @@ def recursive_doubling(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
     while distance < folding.core:
         mine, theirs = place & -distance, (place ^ distance) & -distance
         partner = folding.rank_of(place ^ distance)
-        have = rows[folding.first(mine) : folding.first(mine + distance)]
-        lack = rows[folding.first(theirs) : folding.first(theirs + distance)]
+        have = rows[folding.rank_of(mine) : folding.rank_of(mine + distance)]
+        lack = rows[folding.rank_of(theirs) : folding.rank_of(theirs + distance)]
         comm.sendrecv(have, partner, lack, partner)
         distance *= 2
     if folded:

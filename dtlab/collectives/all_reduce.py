@@ -11,12 +11,7 @@ from dtlab.collectives.broadcast import flat as flat_broadcast
 from dtlab.collectives.call import call_for
 from dtlab.collectives.reduce import binomial as binomial_reduce
 from dtlab.collectives.reduce import flat as flat_reduce
-from dtlab.collectives.registry import (
-    algorithm,
-    cut,
-    flattened,
-    write_back,
-)
+from dtlab.collectives.registry import algorithm, cut, flattened, write_back
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 

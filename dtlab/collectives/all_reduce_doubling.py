@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from dtlab.collectives.folding import Folding, fold
 from dtlab.collectives.registry import algorithm, chunk_edges
 from dtlab.comm import Comm, Recv, Send
+from dtlab.cost.folding import Folding, binary_digits, fold, halved
 from dtlab.reduction import Op
 
 
@@ -175,26 +175,3 @@ def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
         comm.sendrecv(piece(place, level + 1), first + partner,
                       piece(partner, level + 1), first + partner)
     return x
-
-
-def binary_digits(p: int) -> list[tuple[int, int]]:
-    """The blocks of p ranks, largest first, each as (first rank, lg of its size).
-
-    >>> binary_digits(13)  # 8 + 4 + 1
-    [(0, 3), (8, 2), (12, 0)]
-    """
-    blocks, first = [], 0
-    for level in reversed(range(p.bit_length())):
-        if p >> level & 1:
-            blocks.append((first, level))
-            first += 1 << level
-    return blocks
-
-
-def halved(n: int, place: int, level: int) -> tuple[int, int]:
-    """Halve 0 … n `level` times; bit k of `place` chooses a half in round k."""
-    low, high = 0, n
-    for bit in range(level):
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if place >> bit & 1 else (low, middle)
-    return low, high

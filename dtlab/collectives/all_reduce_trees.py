@@ -83,13 +83,13 @@ class Tree(NamedTuple):
     p: int
     mirrored: bool
 
-    def _rename(self, rank: int) -> int:
+    def _place_of(self, rank: int) -> int:
         """The rank's place in the unmirrored tree."""
         if not self.mirrored:
             return rank
         return self.p - 1 - rank if self.p % 2 == 0 else (rank - 1) % self.p
 
-    def _named(self, place: int) -> int:
+    def _rank_at(self, place: int) -> int:
         """The rank at a place in the unmirrored tree."""
         if not self.mirrored:
             return place
@@ -97,22 +97,22 @@ class Tree(NamedTuple):
 
     def parent(self, rank: int) -> int | None:
         """The parent of `rank`; None for the root."""
-        place = self._rename(rank)
+        place = self._place_of(rank)
         bit = place & -place
         if not place:
             return None
         above = (place ^ bit) | (bit << 1)
-        return self._named(above if above < self.p else place ^ bit)
+        return self._rank_at(above if above < self.p else place ^ bit)
 
     def children(self, rank: int) -> list[int]:
         """The children of `rank`: two at most."""
-        place = self._rename(rank)
+        place = self._place_of(rank)
         if not place:
-            return [self._named(1 << (self.p - 1).bit_length() - 1)] if self.p > 1 else []
+            return [self._rank_at(1 << (self.p - 1).bit_length() - 1)] if self.p > 1 else []
         left = right = (place & -place) // 2
         while right and place + right >= self.p:
             right //= 2
-        return [self._named(place + step) for step in (-left, right) if step]
+        return [self._rank_at(place + step) for step in (-left, right) if step]
 
     @cache  # noqa: B019 - asked for each segment; a tree is two small numbers
     def height(self, rank: int) -> int:
@@ -128,4 +128,4 @@ class Tree(NamedTuple):
         """Return when `rank` can pass on a segment at the earliest, in messages since the start."""
         if way == UP:
             return segment + self.height(rank), UP
-        return segment + self.height(self._named(0)) + self.depth(rank), DOWN
+        return segment + self.height(self._rank_at(0)) + self.depth(rank), DOWN

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dtlab.collectives.call import call_for
 from dtlab.collectives.gather import linear_nonblocking as gather
-from dtlab.collectives.registry import (
-    algorithm,
-    check_parts,
-    output_for,
-    rows_of,
-)
+from dtlab.collectives.registry import Rows, algorithm, check_parts, output_for, rows_of
 from dtlab.collectives.scatter import linear_nonblocking as scatter
 from dtlab.comm import Comm, Recv, Send
 from dtlab.cost.model import best_divisor
 
-Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 def all_to_all(
     comm: Comm, parts: torch.Tensor, algorithm: str = "pairwise", out: torch.Tensor | None = None,

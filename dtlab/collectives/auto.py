@@ -15,7 +15,5 @@ def cheapest(collective: str, ranks: int, nbytes: int, itemsize: int, machine: M
         asked = collective, name, ranks, nbytes, machine, itemsize
         return cost.predicted_s(*asked), cost.bounds_s(*asked)[0]
 
-    told = [name for name in IMPLEMENTATIONS[collective] if cost.has_form(collective, name)]
-    return min(told, key=seconds)
-
-
+    predicted = [name for name in IMPLEMENTATIONS[collective] if cost.has_form(collective, name)]
+    return min(predicted, key=seconds)

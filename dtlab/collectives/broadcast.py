@@ -16,9 +16,9 @@ from dtlab.collectives.registry import (
     flattened,
     write_back,
 )
-from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Recv, Send
 from dtlab.cost.model import lg_ceil
+from dtlab.cost.tree import subtree_size
 
 
 def broadcast(

@@ -11,9 +11,8 @@ import torch
 
 from dtlab import cost
 from dtlab.collectives.auto import cheapest
-from dtlab.collectives.registry import IMPLEMENTATIONS, check_tensor, choose
+from dtlab.collectives.registry import check_algorithm, check_tensor, choose
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 
 
@@ -29,36 +28,34 @@ def call_for(
     times as large as `x`. Raises `ConfigError` for what there is not, and unless `x` is a dense
     tensor on the communicator's device.
     """
-    if not isinstance(algorithm, str):
-        raise ConfigError(f"{collective} takes the name of an algorithm, not {algorithm!r}; "
-                          f"choose one of: {', '.join(IMPLEMENTATIONS[collective])}, or auto")
+    check_algorithm(collective, algorithm)
     kind: tuple[Any, ...] = None, False, None
     if collective != "barrier":
         check_tensor(comm, x, collective, writes)
         assert x is not None
         kind = x.dtype, x.is_meta, x.shape
-    told = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
+    shown = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
             for key, value in (options | how if options else how).items()}
     machine = comm.machine if algorithm == "auto" else None
-    name, label = _settled(collective, algorithm, comm.size, pieces, machine, *kind, **told)
+    name, label = _resolved(collective, algorithm, comm.size, pieces, machine, *kind, **shown)
     return choose(collective, name, options), comm.collective(label)
 
 
 @cost.remembered  # a ring of small messages would notice the time that this takes
-def _settled(
+def _resolved(
     collective: str, algorithm: str, ranks: int, pieces: int, machine: Machine | None,
-    dtype: torch.dtype | None, meta: bool, shape: torch.Size | None, /, **told: Any,
+    dtype: torch.dtype | None, meta: bool, shape: torch.Size | None, /, **arguments: Any,
 ) -> tuple[str, str]:
     """The name of the algorithm, and the label.
 
-    >>> _settled("reduce", "flat", 4, 1, None, torch.float32, False, torch.Size([2, 3]), root=0)[1]
+    >>> _resolved("reduce", "flat", 4, 1, None, torch.float32, False, torch.Size([2, 3]), root=0)[1]
     'reduce(float32 [2, 3], algorithm=flat, root=0)'
     """
     itemsize = dtype.itemsize if dtype is not None else 1
     if machine is not None:
         nbytes = pieces * math.prod(shape) * itemsize if shape is not None else 0
         algorithm = cheapest(collective, ranks, nbytes, itemsize, machine)
-    details = [f"{key}={value}" for key, value in {"algorithm": algorithm, **told}.items()]
+    details = [f"{key}={value}" for key, value in {"algorithm": algorithm, **arguments}.items()]
     if shape is not None:
         name = str(dtype).removeprefix("torch.") + " meta" * meta
         details.insert(0, f"{name} {list(shape)}")

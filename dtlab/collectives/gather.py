@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dtlab.collectives.call import call_for
-from dtlab.collectives.registry import (
-    algorithm,
-    check_root,
-    detached,
-    flattened,
-    output_for,
-)
-from dtlab.collectives.tree import subtree_size
+from dtlab.collectives.registry import Rows, algorithm, check_root, detached, flattened, output_for
 from dtlab.comm import Comm, Recv
-
-Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
+from dtlab.cost.tree import subtree_size
 
 
 def gather(

@@ -16,12 +16,10 @@ import torch
 from dtlab.collectives.all_gather import ring as all_gather_ring
 from dtlab.collectives.all_reduce import ring as all_reduce_ring
 from dtlab.collectives.reduce_scatter import ring as reduce_scatter_ring
-from dtlab.collectives.registry import algorithm, cut
+from dtlab.collectives.registry import Rows, algorithm, cut
 from dtlab.comm import Comm, Work
+from dtlab.cost.model import PIECE_BYTES
 from dtlab.reduction import Op
-
-Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
-PIECE_BYTES = 1 << 20
 
 
 @algorithm("all_reduce", "pipelined_ring")

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from dtlab.collectives.call import call_for
-from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
@@ -16,8 +15,9 @@ from dtlab.collectives.registry import (
     flattened,
     write_back,
 )
-from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Recv, Send
+from dtlab.cost.folding import fold
+from dtlab.cost.tree import subtree_size
 from dtlab.reduction import Op, check_op, finish_average_, swapped
 
 

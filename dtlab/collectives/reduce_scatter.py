@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dtlab.checks import check_flag
 from dtlab.collectives.call import call_for
-from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, check_parts, detached, write_back
+from dtlab.collectives.registry import Rows, algorithm, check_parts, detached, write_back
 from dtlab.comm import Comm
+from dtlab.cost.folding import fold
 from dtlab.reduction import Op, check_op, finish_average_
-
-Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def reduce_scatter(
@@ -96,8 +93,8 @@ def recursive_halving(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.T
     distance = folding.core // 2
     while distance:
         mine, theirs = place & -distance, (place ^ distance) & -distance
-        keep = rows[folding.first(mine) : folding.first(mine + distance)]
-        give = rows[folding.first(theirs) : folding.first(theirs + distance)]
+        keep = rows[folding.rank_of(mine) : folding.rank_of(mine + distance)]
+        give = rows[folding.rank_of(theirs) : folding.rank_of(theirs + distance)]
         partner = folding.rank_of(place ^ distance)
         summands = inbox[: len(keep)]
         comm.sendrecv(give, partner, summands, partner)

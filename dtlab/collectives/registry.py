@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -17,10 +17,10 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
-from dtlab.checks import is_whole
+from dtlab.checks import check_choice, check_whole, is_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
-from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself
+from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself, span_bytes
 
 COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatter",
                "all_reduce", "all_to_all", "scan", "exscan", "barrier")
@@ -29,9 +29,12 @@ COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce
 ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in COLLECTIVES}
 # The algorithms themselves, which take vectors, and rows of them.
 IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in COLLECTIVES}
+# What an algorithm may be given besides its options.
+_COMMON = ("comm", "x", "rows", "received", "root", "op")
 # The collectives themselves, once all are defined.
 _collectives: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
+Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
@@ -89,7 +92,7 @@ def overridable(function: Function) -> Function:
 
 
 def _sign(function: Any, collective: str) -> None:
-    """Give it the signature of its collective, less `algorithm`."""
+    """Give `function` the signature of its collective, less `algorithm`."""
     whole = inspect.signature(_collectives[collective])
     kept = [p for name, p in whole.parameters.items() if name != "algorithm"]
     function.__signature__ = whole.replace(parameters=kept)
@@ -97,7 +100,7 @@ def _sign(function: Any, collective: str) -> None:
 
 def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> None:
     """Raise `ConfigError` unless its collective can call `function`."""
-    check_collective(collective)
+    check_choice("collective", collective, IMPLEMENTATIONS)
     if not isinstance(name, str) or name == "auto":
         raise ConfigError(f"an algorithm of {collective} can't be called {name!r}; "
                           f"give it a name of its own")
@@ -120,23 +123,18 @@ def _given(collective: str) -> list[str]:
     return [name for name in first if name in _COMMON]
 
 
-def check_collective(collective: object) -> None:
-    """Raise `ConfigError` unless this is the name of a collective."""
-    if not isinstance(collective, str) or collective not in IMPLEMENTATIONS:
-        raise ConfigError(f"there is no collective {collective!r}; "
-                          f"choose one of: {', '.join(IMPLEMENTATIONS)}")
+def check_algorithm(collective: object, name: object, auto: bool = True) -> None:
+    """Raise `ConfigError` unless a collective has an algorithm of this name; auto: or "auto"."""
+    check_choice("collective", collective, IMPLEMENTATIONS)
+    names = *IMPLEMENTATIONS[str(collective)], *["auto"] * auto
+    check_choice(f"{collective} algorithm", name, names)
 
 
 def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[..., Any]:
     """The bare function registered under these names, with `options` of its own filled in.
 
-    Raises `ConfigError` that lists what there is.
+    Raises `ConfigError` for options that it does not have.
     """
-    if name not in IMPLEMENTATIONS[collective]:
-        known = ", ".join(IMPLEMENTATIONS[collective])
-        raise ConfigError(
-            f"{collective} has no algorithm {name!r}; choose one of: {known}, or auto"
-        )
     function = IMPLEMENTATIONS[collective][name]
     if not options:
         return function
@@ -146,25 +144,20 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
         if key not in own:
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
-        whole = parameters[key].annotation in ("int", int)
-        if whole and (not is_whole(value) or value < 1):
-            raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
-                              f"not {value!r}")
+        if parameters[key].annotation in ("int", int):
+            check_whole(f"{collective} {name!r}: {key}", value)
     return functools.partial(function, **options)
 
 
 def default_of(collective: str) -> str:
     """The algorithm that a collective takes if none is named. Raises `ConfigError` for an unknown
     one."""
-    check_collective(collective)
+    check_choice("collective", collective, IMPLEMENTATIONS)
     return str(inspect.signature(_collectives[collective]).parameters["algorithm"].default)
 
 
-_COMMON = ("comm", "x", "rows", "received", "root", "op")
-
-
 def check_comm(comm: object, call: str) -> None:
-    """Raise `ConfigError` unless `comm` is a communicator; call: how one is given."""
+    """Raise `ConfigError` unless `comm` is a communicator; call: the call, for the message."""
     if not isinstance(comm, Comm):
         raise ConfigError(f"{call} takes a communicator, not {type(comm).__name__}")
 
@@ -237,18 +230,10 @@ def output_for(
 def _overlap(out: torch.Tensor, x: torch.Tensor, own: int) -> bool:
     """Does `x` lie in the memory of `out`, elsewhere than where its elements will be: at `own`?"""
     first, start = out.data_ptr(), x.data_ptr()
-    if start >= first + out.nbytes or first >= start + _span(x):
+    if start >= first + out.nbytes or first >= start + span_bytes(x):
         return False
     in_place = x.shape != out.shape and start == first + own * out.itemsize
     return not (in_place and x.is_contiguous())
-
-
-def _span(x: torch.Tensor) -> int:
-    """Bytes from the first element of `x` to behind its last, gaps included."""
-    if x.is_contiguous():
-        return x.nbytes
-    steps = ((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return (1 + sum(steps)) * x.itemsize if x.numel() else 0
 
 
 def check_root(comm: Comm, root: int, collective: str) -> None:

@@ -10,11 +10,7 @@ from typing import Any
 import torch
 
 from dtlab.collectives.call import call_for
-from dtlab.collectives.registry import (
-    algorithm,
-    flattened,
-    write_back,
-)
+from dtlab.collectives.registry import algorithm, flattened, write_back
 from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op, check_op, finish_average_, identity, swapped
 

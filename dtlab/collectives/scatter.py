@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
+    Rows,
     algorithm,
     check_at_root,
     check_parts,
@@ -18,11 +18,9 @@ from dtlab.collectives.registry import (
     rows_of,
     write_back,
 )
-from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Send
 from dtlab.cost.model import lg_ceil
-
-Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
+from dtlab.cost.tree import subtree_size
 
 
 def scatter(

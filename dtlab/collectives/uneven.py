@@ -45,7 +45,7 @@ def scatterv(comm: Comm, parts: Parts | None, x: torch.Tensor, root: int = 0) ->
         rows = _vectors(comm, parts, "scatterv", writes=False)
         _check_like(comm, rows[root], x, "scatterv")
     vector = flattened(x)
-    scatter(comm.collective(_label("scatterv", x, root)), rows, vector, root)
+    scatter(comm.collective(_label("scatterv", x, root=root)), rows, vector, root)
     return write_back(x, vector)
 
 
@@ -63,7 +63,7 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
         _check_apart(comm, rows, [], "gatherv")
         _check_like(comm, rows[root], x, "gatherv")
         rows[root].copy_(vector)
-    gather(comm.collective(_label("gatherv", x, root)), vector, rows, root)
+    gather(comm.collective(_label("gatherv", x, root=root)), vector, rows, root)
     if into is None or rows is None:
         return None
     return _written(into, rows)
@@ -110,15 +110,15 @@ def reduce_scatterv(comm: Comm, parts: Parts, op: Op = "sum") -> torch.Tensor:
     op = named_op(op)
     rows = [row.clone() for row in _vectors(comm, parts, "reduce_scatterv", writes=False)]
     check_op(op, rows[0].dtype)
-    label = _label("reduce_scatterv", rows[0]).replace(")", f", op={getattr(op, '__name__', op)})")
+    label = _label("reduce_scatterv", rows[0], op=getattr(op, "__name__", op))
     pairwise_sums(comm.collective(label), rows, op)
     return finish_average_(rows[comm.rank].view(parts[comm.rank].shape), op, comm.size)
 
 
-def _label(collective: str, x: torch.Tensor, root: int | None = None) -> str:
-    """Label as `call.call_for` labels the others, but without the shapes, which differ."""
-    dtype = str(x.dtype).split(".")[-1]
-    return f"{collective}({dtype}{'' if root is None else f', root={root}'})"
+def _label(collective: str, x: torch.Tensor, **arguments: object) -> str:
+    """The label of a call, as that of `call.call_for`, but without the shapes, which differ."""
+    details = [f"{name}={value}" for name, value in arguments.items()]
+    return f"{collective}({', '.join([str(x.dtype).removeprefix('torch.'), *details])})"
 
 
 def _vectors(

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from dtlab.cost import broadcast_reduce as tree
-from dtlab.cost.model import (
-    Form,
-    best_divisor,
-    chunk_bytes,
-    core_of,
-    costs,
-    lg_ceil,
-    pipelined,
-)
+from dtlab.cost.folding import binary_digits, fold, halved
+from dtlab.cost.model import Form, best_divisor, chunk_bytes, costs, lg_ceil, pipelined
 
 
 @costs("all_reduce", "flat")
@@ -50,11 +43,11 @@ def pipelined_ring(p: int, n: int, itemsize: int) -> Form:
 @costs("all_reduce", "recursive_doubling")
 def recursive_doubling(p: int, n: int, itemsize: int) -> Form:
     """lg p(α + nβ + nγ) for powers of two; else 2α + 2nβ + nγ more."""
-    core, extra = core_of(p)
+    core, extra = folding = fold(p)
     lg = lg_ceil(core)
     messages = [0] * p
     for place in range(core):
-        rank = place + min(place, extra)
+        rank = folding.rank_of(place)
         messages[rank] = lg + (place < extra)
         if place < extra:
             messages[rank + 1] = 1
@@ -72,20 +65,20 @@ def halving_doubling(p: int, n: int, itemsize: int) -> Form:
 def halving_doubling_near(p: int, n: int, itemsize: int) -> Form:
     """The form of `halving_doubling`; only which rank gets which chunk differs, if n is uneven."""
     chunk_of = [0]
-    while len(chunk_of) < core_of(p)[0]:  # bits in reverse
+    while len(chunk_of) < fold(p).core:  # bits in reverse
         chunk_of = [2 * c for c in chunk_of] + [2 * c + 1 for c in chunk_of]
     return _halving_doubling(p, n, itemsize, chunk_of)
 
 
 def _halving_doubling(p: int, n: int, itemsize: int, chunk_of: Sequence[int]) -> Form:
     """chunk_of: place in the core → the chunk with which it ends the first half."""
-    core, extra = core_of(p)
+    core, extra = folding = fold(p)
     lg = lg_ceil(core)
     edges = list(accumulate(chunk_bytes(n, core, itemsize), initial=0))
     halves = sum(edges[1 << k] for k in range(lg))
     sent, messages = [0] * p, [0] * p
     for place in range(core):
-        rank = place + min(place, extra)
+        rank = folding.rank_of(place)
         for k in range(lg):  # the partner's half on the way down, mine on the way up: together
             whole = chunk_of[place] & -(2 << k)
             sent[rank] += edges[whole + (2 << k)] - edges[whole]
@@ -157,7 +150,7 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
     """At most halving and doubling in the largest block; and where a block of s ranks hands up to
     one of c·s, (c+1)α + 2n/s·β + n/s·γ on top, less what overlaps of the c messages that a rank
     posts together."""
-    levels = [level for level in reversed(range(p.bit_length())) if p >> level & 1]
+    levels = [level for _, level in binary_digits(p)]
     elements = n // itemsize
     sent, messages = [], []
     for number, level in enumerate(levels):
@@ -184,10 +177,9 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
 
 
 def _piece(n: int, place: int, level: int) -> int:
-    """Return how many of n elements are left after `level` halvings, as in the algorithm."""
-    for bit in range(level):
-        n = n // 2 if place >> bit & 1 else (n + 1) // 2
-    return n
+    """Count the elements of n that are left after `level` halvings."""
+    low, high = halved(n, place, level)
+    return high - low
 
 
 @costs("all_reduce", "double_tree")

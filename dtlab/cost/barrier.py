@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.cost.broadcast_reduce import binomial_children
 from dtlab.cost.model import Form, costs, lg_ceil
+from dtlab.cost.tree import children_counts
 
 
 @costs("barrier", "dissemination")
@@ -21,5 +21,5 @@ def central(p: int, n: int, itemsize: int) -> Form:
 @costs("barrier", "tree")
 def tree(p: int, n: int, itemsize: int) -> Form:
     """2⌈lg p⌉α."""
-    messages = [c + (rank > 0) for rank, c in enumerate(binomial_children(p))]
+    messages = [c + (rank > 0) for rank, c in enumerate(children_counts(p))]
     return Form(2 * lg_ceil(p), 0, 0, [0] * p, messages)

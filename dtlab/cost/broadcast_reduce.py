@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
-
-
-def binomial_children(p: int) -> list[int]:
-    """Count the children of each rank in the binomial tree over p ranks with root 0."""
-    counts = [0] * p
-    for rank in range(1, p):
-        counts[rank & (rank - 1)] += 1  # the parent: my number without its lowest one-bit
-    return counts
+from dtlab.cost.folding import fold
+from dtlab.cost.model import Form, chunk_bytes, costs, lg_ceil
+from dtlab.cost.tree import children_counts, subtree_size
 
 
 @costs("broadcast", "flat")
@@ -25,7 +19,7 @@ def broadcast_flat(p: int, n: int, itemsize: int) -> Form:
 @costs("broadcast", "binomial")
 def broadcast_binomial(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉(α + nβ): who has it sends it on; each round doubles them."""
-    children = binomial_children(p)
+    children = children_counts(p)
     return Form(lg_ceil(p), lg_ceil(p) * n, 0, [c * n for c in children], children)
 
 
@@ -65,12 +59,10 @@ def broadcast_chain(p: int, n: int, itemsize: int) -> Form:
 
 @costs("reduce", "chain")
 def reduce_chain(p: int, n: int, itemsize: int) -> Form:
-    """(p−2+k)(α + nβ/k + nγ/k)."""
-    if p == 1:
-        return Form(0, 0, 0, [0], [0])
-    k, largest = SEGMENTS, chunk_bytes(n, SEGMENTS, itemsize)[0]
-    total = n + (p - 2) * largest
-    return Form(p - 2 + k, total, total, [0] + [n] * (p - 1), [0] + [k] * (p - 1))
+    """(p−2+k)(α + nβ/k + nγ/k): the broadcast's chain, backwards."""
+    down = broadcast_chain(p, n, itemsize)
+    return down._replace(reduced_bytes=down.path_bytes, sent_bytes=down.sent_bytes[::-1],
+                         messages=down.messages[::-1])
 
 
 @costs("broadcast", "scatter_allgather")
@@ -79,9 +71,8 @@ def broadcast_scatter_allgather(p: int, n: int, itemsize: int) -> Form:
     chunks = chunk_bytes(n, p, itemsize)
     sent = [n - chunks[(rank + 1) % p] for rank in range(p)] if p > 1 else [0]
     for rank in range(p):  # all of its subtree's chunks but its own
-        size = p if rank == 0 else min(rank & -rank, p - rank)
-        sent[rank] += sum(chunks[rank + 1 : rank + size])
-    messages = [c + p - 1 for c in binomial_children(p)]
+        sent[rank] += sum(chunks[rank + 1 : rank + subtree_size(rank, p)])
+    messages = [c + p - 1 for c in children_counts(p)]
     path = sum(chunks[1:]) + (p - 1) * chunks[0]
     return Form(lg_ceil(p) + p - 1, path, 0, sent, messages)
 
@@ -89,13 +80,13 @@ def broadcast_scatter_allgather(p: int, n: int, itemsize: int) -> Form:
 @costs("reduce", "rabenseifner")
 def reduce_rabenseifner(p: int, n: int, itemsize: int) -> Form:
     """2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ for powers of two; else α + n(β + γ) more."""
-    core, extra = core_of(p)
+    core, extra = folding = fold(p)
     lg, chunks = lg_ceil(core), chunk_bytes(n, core, itemsize)
     halves = sum(sum(chunks[: 1 << k]) for k in range(lg))
     path = halves + sum(chunks[1:])  # then rank 0 receives all but its own chunk
     sent, messages = [0] * p, [0] * p
     for place in range(core):
-        rank = place + min(place, extra)
+        rank = folding.rank_of(place)
         for k in range(lg):
             theirs = (place ^ (1 << k)) & -(1 << k)
             sent[rank] += sum(chunks[theirs : theirs + (1 << k)])

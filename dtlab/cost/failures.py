@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from dtlab.checks import check_amount, check_positive
+from dtlab.checks import check_amount, check_each, check_positive
 from dtlab.errors import ConfigError
 
 DAY_S = 86_400
@@ -138,7 +138,5 @@ def availability_interval_s(save_s: float, restart_s: float, mttf_s: float) -> f
 
 
 def _check(save_s: float, mttf_s: float, restart_s: float = 0.0, interval_s: float = 1.0) -> None:
-    check_amount("save_s", save_s)
-    check_amount("restart_s", restart_s)
-    check_positive("mttf_s", mttf_s)
-    check_positive("interval_s", interval_s)
+    check_each(check_amount, save_s=save_s, restart_s=restart_s)
+    check_each(check_positive, mttf_s=mttf_s, interval_s=interval_s)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dtlab.checks import check_positive, short
+from dtlab.checks import check_each, check_positive, short
 from dtlab.errors import ConfigError
 
 
@@ -20,8 +20,7 @@ def steps_to_loss(batch: float, least_steps: float, critical: float) -> float:
     >>> steps_to_loss(64, 30, 16), steps_to_loss(16, 30, 16)
     (37.5, 60.0)
     """
-    for name, value in (("batch", batch), ("least_steps", least_steps), ("critical", critical)):
-        check_positive(name, value)
+    check_each(check_positive, batch=batch, least_steps=least_steps, critical=critical)
     return least_steps * (1 + critical / batch)
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_flag, check_whole, is_whole, short
+from dtlab.checks import (
+    check_amount,
+    check_choice,
+    check_each,
+    check_flag,
+    check_whole,
+    is_whole,
+    short,
+)
 from dtlab.errors import ConfigError
 
 RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again
@@ -24,9 +32,8 @@ def model_state_bytes(
     [120.0, 31.4, 16.6, 1.9]
     """
     check_whole("ranks", ranks)
-    for name, value in (("parameters", parameters), ("parameter_bytes", parameter_bytes),
-                        ("gradient_bytes", gradient_bytes), ("optimizer_bytes", optimizer_bytes)):
-        check_amount(name, value)
+    check_each(check_amount, parameters=parameters, parameter_bytes=parameter_bytes,
+               gradient_bytes=gradient_bytes, optimizer_bytes=optimizer_bytes)
     if not is_whole(stage) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3 (0: none), not {short(stage)}")
     shared = ((optimizer_bytes, 1), (gradient_bytes, 2), (parameter_bytes, 3))
@@ -72,12 +79,11 @@ def activation_bytes(
     >>> activation_bytes(1, 2048, 12288, 96, recompute="full") / (2048 * 12288)
     2.0
     """
-    for name, value in (("batch", batch), ("positions", positions), ("hidden", hidden),
-                        ("heads", heads), ("layers", layers), ("tensor", tensor)):
-        check_whole(name, value, 0 if name == "batch" else 1)
+    check_whole("batch", batch, 0)
+    check_each(check_whole, positions=positions, hidden=hidden, heads=heads, layers=layers,
+               tensor=tensor)
     check_flag("sequence", sequence)
-    if recompute not in RECOMPUTE:
-        raise ConfigError(f"recompute is one of {', '.join(RECOMPUTE)}, not {recompute!r}")
+    check_choice("recompute option", recompute, RECOMPUTE)
     input_size = positions * batch * hidden * layers
     if recompute == "full":
         return 2.0 * input_size

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from dtlab.checks import check_amount, check_name, check_whole
+from dtlab.checks import check_amount, check_choice, check_each, check_name, check_whole
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, check_machine
 
@@ -139,7 +139,7 @@ def time_s(
     >>> time_s("all_reduce", "ring", 4, 4000, alpha=1e-6, beta=1e-9)  # 2·3·(1 µs + 1000 B)
     1.2e-05
     """
-    _check_machine(alpha, beta, gamma)
+    check_rates(alpha, beta, gamma)
     return form(collective, algorithm, ranks, nbytes, itemsize).seconds(alpha, beta, gamma)
 
 
@@ -209,7 +209,7 @@ def lower_bound_s(
     Source: Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1.
     """
     _check_sizes(ranks, nbytes)
-    _check_machine(alpha, beta, gamma)
+    check_rates(alpha, beta, gamma)
     p, n = ranks, nbytes
     lg, part = lg_ceil(p), (p - 1) / p
     bounds = {
@@ -225,9 +225,7 @@ def lower_bound_s(
         "scan": (lg, n if p > 1 else 0, part * n),
         "exscan": (lg, n if p > 1 else 0, 0.0),
     }
-    check_name("collective", collective)
-    if collective not in bounds:
-        raise ConfigError(f"no lower bound for {collective!r}; there are: {', '.join(bounds)}")
+    check_choice("collective", collective, bounds)
     a, b, c = bounds[collective]
     return a * alpha + b * beta + c * gamma
 
@@ -245,9 +243,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     factors |= dict.fromkeys(
         ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), part
     )
-    check_name("collective", collective)
-    if collective not in factors:
-        raise ConfigError(f"no bus factor for {collective!r}; there are: {', '.join(factors)}")
+    check_choice("collective", collective, factors)
     return factors[collective]
 
 
@@ -260,21 +256,14 @@ def _check_sizes(ranks: int, nbytes: float = 0, itemsize: int = 1) -> None:
     check_whole("itemsize", itemsize)
 
 
-def _check_machine(alpha: float, beta: float, gamma: float) -> None:
+def check_rates(alpha: float, beta: float, gamma: float) -> None:
     """Raise `ConfigError` unless these are seconds: 0 or more, and finite."""
-    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-        check_amount(name, value, " seconds")
+    check_each(check_amount, " seconds", alpha=alpha, beta=beta, gamma=gamma)
 
 
 def lg_ceil(p: int) -> int:
     """⌈log2 p⌉, exactly."""
     return (int(p) - 1).bit_length()
-
-
-def core_of(p: int) -> tuple[int, int]:
-    """p′, the largest power of two that is at most p, and the p − p′ ranks beyond it."""
-    core = 1 << (p.bit_length() - 1)
-    return core, p - core
 
 
 def best_divisor(p: int) -> int:

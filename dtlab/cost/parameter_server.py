@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_positive, check_whole
+from dtlab.checks import check_amount, check_each, check_positive, check_whole
 
 
 def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: float,
@@ -20,11 +20,9 @@ def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: floa
     >>> parameter_server_s(4, 1, 10**9, 10e9), parameter_server_s(4, 8, 10**9, 10e9)
     (0.8, 0.2)
     """
-    check_whole("workers", workers)
-    check_whole("servers", servers)
+    check_each(check_whole, workers=workers, servers=servers)
     check_amount("nbytes", nbytes)
     worker_Bps = server_Bps if worker_Bps is None else worker_Bps
-    for name, rate in (("server_Bps", server_Bps), ("worker_Bps", worker_Bps)):
-        check_positive(name, rate)
+    check_each(check_positive, server_Bps=server_Bps, worker_Bps=worker_Bps)
     check_whole("ways", ways, 1, 2)
     return ways * max(workers * nbytes / (servers * server_Bps), nbytes / worker_Bps)

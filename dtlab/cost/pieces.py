@@ -5,13 +5,9 @@ n is the size of all p parts together, b = n/p that of one.
 
 from __future__ import annotations
 
-from dtlab.cost.broadcast_reduce import binomial_children
-from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil, pipelined
-
-
-def subtree_parts(p: int) -> list[int]:
-    """Count the ranks in the subtree of each rank, in the binomial tree with root 0."""
-    return [p] + [min(rank & -rank, p - rank) for rank in range(1, p)]
+from dtlab.cost.folding import Folding, fold
+from dtlab.cost.model import Form, best_divisor, costs, lg_ceil, pipelined
+from dtlab.cost.tree import children_counts, subtree_size
 
 
 @costs("scatter", "linear")
@@ -31,8 +27,8 @@ def scatter_nonblocking(p: int, n: int, itemsize: int) -> Form:
 def scatter_binomial(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉α + (p−1)bβ: the root's sends; every other path is as long or shorter."""
     b = n // p
-    sent = [(size - 1) * b for size in subtree_parts(p)]  # all but one's own part
-    return Form(lg_ceil(p), (p - 1) * b, 0, sent, binomial_children(p))
+    sent = [(subtree_size(rank, p) - 1) * b for rank in range(p)]  # all but one's own part
+    return Form(lg_ceil(p), (p - 1) * b, 0, sent, children_counts(p))
 
 
 @costs("gather", "linear")
@@ -53,7 +49,7 @@ def gather_nonblocking(p: int, n: int, itemsize: int) -> Form:
 def gather_binomial(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉α + (p−1)bβ: scatter, backwards."""
     b = n // p
-    sent = [0] + [size * b for size in subtree_parts(p)[1:]]
+    sent = [0] + [subtree_size(rank, p) * b for rank in range(1, p)]
     return Form(lg_ceil(p), (p - 1) * b, 0, sent, [0] + [1] * (p - 1))
 
 
@@ -74,14 +70,14 @@ def all_gather_pipelined(p: int, n: int, itemsize: int) -> Form:
 def all_gather_doubling(p: int, n: int, itemsize: int) -> Form:
     """lg p·α + (p−1)bβ for powers of two. Else two rounds more, and pb + b more bytes, the path
     being that of the first group, where folding has put the most parts."""
-    core, extra = core_of(p)
+    core, extra = folding = fold(p)
     lg, b = lg_ceil(core), n // p
-    path = sum(_weight(0, 1 << k, extra) for k in range(lg)) * b
+    path = sum(_weight(folding, 0, 1 << k) for k in range(lg)) * b
     sent, messages = [0] * p, [0] * p
     for place in range(core):
-        rank = place + min(place, extra)
+        rank = folding.rank_of(place)
         for k in range(lg):
-            sent[rank] += _weight(place & -(1 << k), 1 << k, extra) * b
+            sent[rank] += _weight(folding, place & -(1 << k), 1 << k) * b
         messages[rank] = lg
         if place < extra:
             sent[rank] += p * b
@@ -92,9 +88,9 @@ def all_gather_doubling(p: int, n: int, itemsize: int) -> Form:
     return Form(lg, path, 0, sent, messages)
 
 
-def _weight(place: int, count: int, extra: int) -> int:
+def _weight(folding: Folding, place: int, count: int) -> int:
     """Count the ranks that `count` members of the core stand for, from `place` on."""
-    return count + min(max(extra - place, 0), count)
+    return folding.rank_of(place + count) - folding.rank_of(place)
 
 
 @costs("all_gather", "bruck")
@@ -126,15 +122,15 @@ def reduce_scatter_pairwise(p: int, n: int, itemsize: int) -> Form:
 @costs("reduce_scatter", "recursive_halving")
 def reduce_scatter_halving(p: int, n: int, itemsize: int) -> Form:
     """lg p·α + (p−1)b(β + γ) for powers of two. Else: all parts more before, one more after."""
-    core, extra = core_of(p)
+    core, extra = folding = fold(p)
     lg, b = lg_ceil(core), n // p
-    path = sum(_weight(0, 1 << k, extra) for k in range(lg)) * b
+    path = sum(_weight(folding, 0, 1 << k) for k in range(lg)) * b
     sent, messages = [0] * p, [0] * p
     for place in range(core):
-        rank = place + min(place, extra)
+        rank = folding.rank_of(place)
         for k in range(lg):
             partner = place ^ (1 << k)
-            sent[rank] += _weight(partner & -(1 << k), 1 << k, extra) * b
+            sent[rank] += _weight(folding, partner & -(1 << k), 1 << k) * b
         messages[rank] = lg
         if place < extra:
             sent[rank] += b

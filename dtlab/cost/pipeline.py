@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_whole
+from dtlab.checks import check_amount, check_choice, check_each, check_whole
 from dtlab.errors import ConfigError
 
 SCHEDULES = ("gpipe", "1F1B", "interleaved", "ZB-H1")
@@ -30,11 +30,9 @@ def pipeline_bubble_s(
     4.5
     """
     _check(schedule, ranks, micro_batches, chunks)
-    for name, value in (("forward_s", forward_s), ("backward_s", backward_s),
-                        ("message_s", message_s)):
-        check_amount(name, value)
+    check_amount("backward_s", backward_s)
     weights_s = backward_s / 2 if weights_s is None else weights_s
-    check_amount("weights_s", weights_s)
+    check_each(check_amount, forward_s=forward_s, message_s=message_s, weights_s=weights_s)
     p, m, both_s = ranks, micro_batches, forward_s + backward_s
     if schedule == "ZB-H1" and not zb_h1_holds(p, m, forward_s, backward_s, weights_s):
         raise ConfigError(f"the closed form of ZB-H1 holds for no fewer micro-batches than ranks, "
@@ -81,11 +79,8 @@ def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunk
 
 
 def _check(schedule: str, ranks: int, micro_batches: int, chunks: int) -> None:
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"a schedule with a closed form is one of {', '.join(SCHEDULES)}, not "
-                          f"{schedule!r}")
-    for name, value in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
-        check_whole(name, value)
+    check_choice("closed form of the schedule", schedule, SCHEDULES)
+    check_each(check_whole, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     if schedule == "interleaved" and chunks > 1 and micro_batches % ranks:
         raise ConfigError(f"the closed form of interleaved holds where the ranks divide the "
                           f"micro-batches, not for {micro_batches} on {ranks}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_each, check_whole
 from dtlab.errors import ConfigError
 
 
@@ -22,9 +22,8 @@ def tensor_parallel_bytes(
     >>> tensor_parallel_bytes(2, 1, 10, 10, itemsize=1)
     400.0
     """
-    for name, value in (("ranks", ranks), ("batch", batch), ("positions", positions),
-                        ("hidden", hidden), ("layers", layers), ("itemsize", itemsize)):
-        check_whole(name, value)
+    check_each(check_whole, ranks=ranks, batch=batch, positions=positions, hidden=hidden,
+               layers=layers, itemsize=itemsize)
     if not isinstance(sequence, bool) and sequence != "regather":
         raise ConfigError(f"sequence is True, False or 'regather', not {sequence!r:.40}")
     whole = batch * positions * hidden

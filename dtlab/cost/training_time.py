@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_flag, check_number, check_positive, check_whole
+from dtlab.checks import check_each, check_flag, check_number, check_positive, check_whole
 from dtlab.errors import ConfigError
 
 
@@ -20,9 +20,8 @@ def training_time_s(
     >>> round(training_time_s(1008e9, 450e9, 3072, 163e12, recompute=True) / 86400)
     84
     """
-    for name, value in (("parameters", parameters), ("tokens", tokens), ("devices", devices),
-                        ("device_flops", device_flops), ("efficiency", efficiency)):
-        check_positive(name, value)
+    check_each(check_positive, parameters=parameters, tokens=tokens, devices=devices,
+               device_flops=device_flops, efficiency=efficiency)
     check_flag("recompute", recompute)
     if efficiency > 1:
         raise ConfigError(f"efficiency is a share of 1, not {efficiency!r}")

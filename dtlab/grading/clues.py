@@ -243,7 +243,7 @@ _SIZES = (
     "not divide n.")
 _RAISED = [  # part of "error: message" → hint
     (r"^NotYourOwn: ", "{message}" + NOT_YOURS),
-    (r"has no algorithm '(hierarchical|torus)'", "The answer calls an algorithm" + NOT_YOURS),
+    (r"no \w+ algorithm '(hierarchical|torus)'", "The answer calls an algorithm" + NOT_YOURS),
     (r"^NotImplementedError: ",
      "Not written yet: replace `raise NotImplementedError` by your answer."),
     (r"^NameError: ", "{message}: define what the function needs in the solution cell itself, or "

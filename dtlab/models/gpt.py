@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtlab.checks import check_flag, check_whole, is_whole, short
+from dtlab.checks import check_flag, check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models.dropout import CounterDropout, check_probability
 
@@ -39,12 +39,8 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "context", "kv_heads"):
-            value = getattr(self, name)
-            if value is None and name == "kv_heads":
-                continue
-            if not is_whole(value) or value < 1:
-                raise ConfigError(f"GPTConfig: {name} must be a whole number of at least 1, "
-                                  f"not {value!r}")
+            if name != "kv_heads" or self.kv_heads is not None:
+                check_whole(f"GPTConfig: {name}", getattr(self, name))
         if self.hidden % self.heads:
             raise ConfigError(f"GPTConfig: {self.heads} heads don't divide hidden={self.hidden}")
         if self.heads % (self.kv_heads or self.heads):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dtlab.checks import check_amount, check_flag, check_number, check_whole, short
+from dtlab.checks import check_amount, check_choice, check_flag, check_number, check_whole, short
 from dtlab.errors import ConfigError
 
 ATTENTION = ("flash", "stored")  # does it keep its scores for backward?
@@ -150,9 +150,7 @@ def check_sizes(shape: Shape) -> None:
             check_whole(name, getattr(shape, name))
     for name in ("tied", "gated"):
         check_flag(name, getattr(shape, name))
-    if shape.attention not in ATTENTION:
-        raise ConfigError(f"attention is one of {', '.join(ATTENTION)}, not "
-                          f"{short(shape.attention)}")
+    check_choice("attention", shape.attention, ATTENTION)
     if experts is not None:
         for name, least, most in (("number", 1, 100_000), ("width", 1, 10_000_000),
                                   ("shared", 0, 1000), ("dense_layers", 0, shape.layers - 1)):

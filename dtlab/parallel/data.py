@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from dtlab.checks import check_choice
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -114,8 +115,7 @@ class DataParallel(SynchronizedModule):
     def __init__(self, module: nn.Module, comm: Comm, strategy: str = "overlap",
                  bucket_bytes: float = 25 << 20, algorithm: str = "auto",
                  reduce_dtype: torch.dtype | None = None):
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy is one of {', '.join(STRATEGIES)}, not {strategy!r}")
+        check_choice("strategy", strategy, STRATEGIES)
         if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
             raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
         super().__init__(module, comm, algorithm, reduce_dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dtlab.collectives import all_reduce, broadcast
-from dtlab.collectives.registry import check_comm, choose
+from dtlab.collectives.registry import check_algorithm, check_comm
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import GradientHook, Hook, before_backward_of, in_autograd, owners_of
@@ -120,8 +120,7 @@ class SynchronizedModule(DistributedModule):
         check_model(module, comm.labelled("zero" if self.sharded else "DataParallel"))
         self.module, self.comm, self.algorithm = module, comm, algorithm
         for collective in ("reduce_scatter", "all_gather") if self.sharded else ("all_reduce",):
-            if algorithm != "auto":
-                choose(collective, algorithm, {})  # is there one of this name?
+            check_algorithm(collective, algorithm)
         self.names = {p: name for name, p in module.named_parameters() if p.requires_grad}
         self.trained = list(self.names)
         if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in owners_of(p)):

@@ -10,8 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dtlab import cost
-from dtlab.checks import check_amount
+from dtlab.checks import check_choice
 from dtlab.collectives import ALGORITHMS
+from dtlab.cost.model import check_rates
 from dtlab.errors import ConfigError
 from dtlab.plots.lines import BESIDE, DOTTED, SIZE, TIME, Series, lines, style_of
 from dtlab.plots.palette import PAPER, QUIET, ink_on
@@ -48,11 +49,12 @@ def cost_curves(collective: str, algorithms: Sequence[str] | None = None, ranks:
     curve is what no algorithm can beat. Raises `ConfigError` for unknown names, and numbers that
     make no sense.
     """
-    _check_machine(alpha, beta, gamma)
-    known = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
+    check_rates(alpha, beta, gamma)
+    check_choice("collective", collective, ALGORITHMS)
+    known = [name for name in ALGORITHMS[collective] if cost.has_form(collective, name)]
     names = known if algorithms is None else list(algorithms)
     if not names:
-        raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
+        raise ConfigError("algorithms names one or more; None: all")
     grid = _grid(*sizes)
     curves = {name: np.array([_time_s(collective, name, ranks, n, alpha, beta, gamma)
                               for n in grid]) for name in names}
@@ -88,7 +90,7 @@ def crossovers(collective: str, algorithms: Sequence[str], ranks: int, alpha: fl
     Being less than 0.1 % faster does not count as overtaking: cutting vectors between elements
     makes such differences. Raises `ConfigError` as `cost_curves`.
     """
-    _check_machine(alpha, beta, gamma)
+    check_rates(alpha, beta, gamma)
     if not algorithms:
         raise ConfigError("crossovers needs at least one algorithm")
 
@@ -133,11 +135,6 @@ def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, b
             gamma: float) -> float:
     """Do as `cost.time_s`, but keep the closed form, so that a slider only multiplies."""
     return _closed_form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
-
-
-def _check_machine(alpha: float, beta: float, gamma: float) -> None:
-    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-        check_amount(name, value, " seconds")
 
 
 def _grid(smallest: int, largest: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from dtlab.checks import check_positive
+from dtlab.checks import check_positive, short
 from dtlab.errors import ConfigError, RankDied, RankFailed, RunTimeout
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, clock_name, fit_text, page
@@ -86,10 +86,10 @@ def tiles_of(what: Any, statuses: Sequence[str] | None, ranks: int | None) -> li
             raise ConfigError(f"a grid needs at least one rank, not {what}")
         tiles = [Tile("idle")] * what
     elif isinstance(what, Sequence):
-        tiles = [Tile("returned", _short(value)) for value in what]
+        tiles = [Tile("returned", short(value, 80)) for value in what]
     else:
         raise ConfigError(f"a grid shows a Result, values, an error or a number of ranks, not "
-                          f"{_short(what)}")
+                          f"{short(what, 80)}")
     if statuses is not None:
         if len(statuses) != len(tiles):
             raise ConfigError(f"{len(statuses)} statuses for {len(tiles)} ranks; give one a rank")
@@ -144,11 +144,6 @@ def _columns(count: int) -> int:
         return max(0, rows - 6), rows * columns - count, abs(columns - 4), -columns
 
     return min((3, 4, 5, 6, 8), key=cost)
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _draw(axes: Any, rank: int, tile: Tile, x: float, y: float, w: float, h: float) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dtlab import cost
+from dtlab.checks import check_choice
 from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.plots.palette import ALARM, HUES, INK, PAPER, QUIET
@@ -36,9 +37,8 @@ def rank_memory(model: str = "7.5 B", ranks: int = 64, stage: int = 0,
     recipe: one of `RECIPES`: the bytes of a gradient and of the optimizer's state.
     batch: samples a rank; 0 leaves activations out. Raises `ConfigError` for what doesn't exist.
     """
-    for name, value, known in (("model", model, SHAPES), ("recipe", recipe, RECIPES)):
-        if value not in known:
-            raise ConfigError(f"there is no {name} {value!r}; choose one of {', '.join(known)}")
+    check_choice("model", model, SHAPES)
+    check_choice("recipe", recipe, RECIPES)
     shape = SHAPES[model]
     gradient, optimizer = RECIPES[recipe]
     state = partial(cost.model_state_bytes, shape.parameters, ranks, stage)

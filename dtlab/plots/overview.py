@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_choice, check_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import EDGE, EMPTY, INK, PAPER, QUIET, rank_style
@@ -51,8 +51,7 @@ def before_and_after(
 
 
 def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
-    if name not in DATA:
-        raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
+    check_choice("collective", name, DATA)
     spec = Specification.of(name, p, root)
     after = spec.wanted & spec.judged[..., None]
     axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)

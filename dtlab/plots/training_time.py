@@ -8,8 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from dtlab import cost
-from dtlab.checks import check_number
-from dtlab.errors import ConfigError
+from dtlab.checks import check_choice, check_number
 from dtlab.models import SHAPES
 from dtlab.plots.lines import Scale
 from dtlab.plots.palette import ALARM, FAINT, HUES, INK, PAPER
@@ -48,14 +47,12 @@ def training_time(model: str | float, tokens: float, device: str, devices: int,
     model: one of `dtlab.models.SHAPES`, or a number of parameters. device: one of `DEVICES`. Raises
     `ConfigError` for others, and numbers that make no sense.
     """
-    if isinstance(model, str) and model not in SHAPES:
-        raise ConfigError(f"there is no model {model!r}; choose one of: {', '.join(SHAPES)}, or "
-                          f"give a number of parameters")
-    if not isinstance(device, str) or device not in DEVICES:
-        raise ConfigError(f"there is no device {device!r}; choose one of: {', '.join(DEVICES)}")
-    check_number("tokens", tokens)
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        check_choice("model", model, SHAPES, ", or give a number of parameters")
+    else:
         check_number("model", model)
+    check_choice("device", device, DEVICES)
+    check_number("tokens", tokens)
     parameters = SHAPES[model].parameters if isinstance(model, str) else float(model)
     name = model if isinstance(model, str) else f"{model / 1e9:,.4g} B"
     rate, memory = DEVICES[device]

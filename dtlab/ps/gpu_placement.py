@@ -6,9 +6,9 @@ import math
 
 import torch
 
+from dtlab.checks import check_choice
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError
 from dtlab.ps.placement import aggregate
 from dtlab.topology import Topology, from_graph, pcie_server
 from dtlab.topology.graphs import join
@@ -36,8 +36,7 @@ def gpus_and_cpu(gpus: int = 4, switches: int = 1, bandwidth_Bps: float = 16e9,
 
 def servers_of(placement: str, gpus: int) -> list[int]:
     """The ranks that serve, on `gpus_and_cpu(gpus)`; none where an all-reduce needs none."""
-    if placement not in GPU_PLACEMENTS:
-        raise ConfigError(f"no placement {placement!r}; there are: {', '.join(GPU_PLACEMENTS)}")
+    check_choice("placement", placement, GPU_PLACEMENTS)
     return dict(zip(GPU_PLACEMENTS, ([0], [gpus], [*range(gpus)], []), strict=True))[placement]
 
 

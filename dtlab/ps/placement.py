@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dtlab.checks import check_whole, short
+from dtlab.checks import check_choice, check_whole, short
 from dtlab.collectives.registry import check_tensor, cut, flattened, write_back
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
@@ -27,8 +27,7 @@ def aggregate(comm: Comm, x: torch.Tensor, placement: str = "spread", op: Op = "
     placement: a name in `PLACEMENTS`; `options` are that function's. Machines that add up but don't
     work (a CPU) give an `x` of the same shape, which doesn't count. op: "sum" or "avg".
     """
-    if not isinstance(placement, str) or placement not in PLACEMENTS:
-        raise ConfigError(f"no placement {short(placement)}; choose one of {', '.join(PLACEMENTS)}")
+    check_choice("placement", placement, PLACEMENTS)
     op = named_op(op)
     if not isinstance(op, str) or op not in ("sum", "avg"):
         raise ConfigError(f"op is 'sum' or 'avg', not {short(op)}")

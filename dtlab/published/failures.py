@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from dtlab import cost
 from dtlab.cost.failures import DAY_S
@@ -24,19 +24,18 @@ def _job_mttf_s(gpus: int) -> float:
     return cost.job_mttf_s(gpus / 8, PER_NODE_DAY)
 
 
-def _mttf(gpus: int, unit_s: float) -> Callable[[], float]:
-    return lambda: _job_mttf_s(gpus) / unit_s
+def _mttf(gpus: int, unit_s: float) -> float:
+    return _job_mttf_s(gpus) / unit_s
 
 
-def _ettr(restart_s: float, save_s: float = 10, gpus: int = 12_000) -> Callable[[], float]:
-    mttf_s = _job_mttf_s(gpus)
-    return lambda: cost.ettr(cost.young_interval_s(save_s, mttf_s), save_s, restart_s, mttf_s)
+def _ettr(restart_s: float) -> float:
+    mttf_s = _job_mttf_s(12_000)
+    return cost.ettr(cost.young_interval_s(10, mttf_s), 10, restart_s, mttf_s)
 
 
-def _played_ettr(restart_s: float) -> Callable[[], float]:
+def _played_ettr(restart_s: float) -> float:
     interval_s = cost.young_interval_s(10, _job_mttf_s(12_000))
-    return lambda: goodput(1500, PER_NODE_DAY, 10, restart_s, interval_s,
-                           duration_s=365 * DAY_S).share
+    return goodput(1500, PER_NODE_DAY, 10, restart_s, interval_s, duration_s=365 * DAY_S).share
 
 
 def _played_torchft() -> float:
@@ -48,16 +47,16 @@ def _played_torchft() -> float:
 
 def _meta() -> list[Published]:
     rows = [Published(META, f"mean time to failure, {gpus:,} GPUs", printed, "hours",
-                      _mttf(gpus, 3600), 0.005)
+                      partial(_mttf, gpus, 3600), 0.005)
             for gpus, printed in ((16_384, 1.80), (131_072, 0.23))]
     rows += [Published(META, f"measured, {gpus:,} GPUs (1/N does not hold)", printed, unit,
-                       _mttf(gpus, s), 0.05 * printed, DISAGREE)
+                       partial(_mttf, gpus, s), 0.05 * printed, DISAGREE)
              for gpus, printed, unit, s in ((1024, 7.9, "hours", 3600), (8, 47.7, "days", DAY_S))]
     rows += [Published(META, f"useful share, 12,000 GPUs, restart {minutes} min", printed, "share",
-                       _ettr(60 * minutes), 0.0005)
+                       partial(_ettr, 60 * minutes), 0.0005)
              for minutes, printed in ((5, 0.921), (10, 0.887), (20, 0.821))]
     rows += [Published(META, f"the same, {minutes} min, simulated for a year", printed, "share",
-                       _played_ettr(60 * minutes), 0.01, verdict)
+                       partial(_played_ettr, 60 * minutes), 0.01, verdict)
              for minutes, printed, verdict in ((5, 0.921, MATCH), (10, 0.887, MATCH),
                                                (20, 0.821, DISAGREE))]
     return rows

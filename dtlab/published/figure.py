@@ -9,7 +9,7 @@ MATCH, DISAGREE, OPEN = "must match", "must disagree", "open"
 
 
 class Published(NamedTuple):
-    """One figure. `tolerance` is in its own unit, for what the source has rounded away."""
+    """One figure. `tolerance` is in the unit of the figure, for what the source has rounded."""
 
     source: str
     what: str
@@ -30,6 +30,6 @@ class Published(NamedTuple):
         return self.verdict == OPEN or self.agrees == (self.verdict == MATCH)
 
     def computed(self) -> Published:
-        """The same row, whose figure isn't computed again."""
+        """Return this row, with its figure computed once and for all."""
         ours = self.compute()
         return self._replace(compute=lambda: ours)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import statistics
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def _error(device: str) -> float:
 def fsdp_rows() -> list[Published]:
     """Errors: printed is none, the tolerance what we allow."""
     return [*(Published(MOSAIC, f"steps with FSDP on {DEVICES[name].name}: median error", 0,
-                        "share", lambda name=name: _error(name), 0.1)  # type: ignore[misc]
+                        "share", partial(_error, name), 0.1)
               for name in ("a100", "a100-40", "h100")),
             Published(MOSAIC, "steps with FSDP: rows that are said to fit", 209, "rows",
                       lambda: sum(not measured_plan(row).why_not for row in measured_steps()), 0)]

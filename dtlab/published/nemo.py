@@ -10,6 +10,7 @@ inputs in eight bits isn't modelled. Gradients are assumed to be kept in bf16.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from dtlab.models import SHAPES, Shape, gpt_shape
@@ -59,7 +60,7 @@ CONTEXTS = [NemoRow(f"Llama 2 7B, {1024 * k:,} positions", _LLAMA._replace(posit
                 (256, (4, 1, 8), 1214), (512, (8, 1, 16), 635), (1024, (8, 1, 32), 318))]
 
 
-def nemo_plan(row: NemoRow, software: Software = NEMO) -> Plan:
+def nemo_plan(row: NemoRow) -> Plan:
     """Return the predicted plan of a row: activations, keys and values travel beside computation,
     and the loss's kernel is fused."""
     mesh = {"pp": row.pp, "dp": row.gpus // (row.tp * row.pp * row.cp), "cp": row.cp, "tp": row.tp}
@@ -68,12 +69,12 @@ def nemo_plan(row: NemoRow, software: Software = NEMO) -> Plan:
                     "interleaved" if chunks > 1 else "1F1B", chunks, stage=1,
                     sequence=row.tp > 1, regather=False, overlap_tp=True)
     return predict(row.shape, servers("h100", max(1, row.gpus // 8), min(8, row.gpus)), layout,
-                   device=H100, precision=Recipe("fp8", loss=0), software=software)
+                   device=H100, precision=Recipe("fp8", loss=0), software=NEMO)
 
 
-def nemo_tokens(row: NemoRow, software: Software = NEMO) -> float:
+def nemo_tokens(row: NemoRow) -> float:
     """Tokens a second and GPU, predicted."""
-    return row.batch * row.shape.positions / nemo_plan(row, software).step_s / row.gpus
+    return row.batch * row.shape.positions / nemo_plan(row).step_s / row.gpus
 
 
 def deepseek_hours() -> float:
@@ -88,7 +89,7 @@ def deepseek_hours() -> float:
 def nemo_rows() -> list[Published]:
     rows = [Published(NVIDIA, f"{row.name} on {row.gpus} H100, tp={row.tp}, pp={row.pp}, "
                               f"cp={row.cp}, predicted", row.tokens, "tokens/s a GPU",
-                      lambda row=row: nemo_tokens(row), 0.08 * row.tokens)  # type: ignore[misc]
+                      partial(nemo_tokens, row), 0.08 * row.tokens)
             for row in [*MODELS, *CONTEXTS]]
     return [*rows, Published(
         "DeepSeek-AI, DeepSeek-V3, 2024, table 1", "14.8 T tokens on 2,048 H800: hours of a GPU, "

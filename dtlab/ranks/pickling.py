@@ -16,11 +16,7 @@ from weakref import WeakSet
 import cloudpickle
 import numpy as np
 import torch
-from cloudpickle.cloudpickle import (
-    _class_setstate,
-    _code_reduce,
-    _lookup_module_and_qualname,
-)
+from cloudpickle.cloudpickle import _class_setstate, _code_reduce, _lookup_module_and_qualname
 
 _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
 # Torch writes the pickle of a tensor of these dtypes, then can't read it: they go as integers.

@@ -66,14 +66,13 @@ def pack(value: Any) -> int:
     return fd
 
 
-def unpack(fd: int, *, close: bool = True) -> Any:
-    """Load what `pack` put into this file. Large arrays in it are private views of the file."""
+def unpack(fd: int) -> Any:
+    """Load what `pack` put into this file, and close it. Large arrays are private views of it."""
     try:
         size = os.fstat(fd).st_size
         everything = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE)
     finally:
-        if close:
-            os.close(fd)
+        os.close(fd)
     view = memoryview(everything)
     length, count = _COUNTS.unpack_from(view)
     body = _COUNTS.size + _PLACE.size * count

@@ -24,6 +24,7 @@ import torch
 
 from dtlab.checks import check_name, is_whole
 from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.registry import check_algorithm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ranks.unwritten import unwritten_is_nan
@@ -62,17 +63,10 @@ def stepper_frames(
     A step is a moment at which messages arrive. A double tree is recorded with one segment a tree.
     Raises `ConfigError` for names or ranks that don't exist.
     """
-    check_name("collective", collective)
-    check_name("algorithm", algorithm)
-    if collective not in ALGORITHMS:
-        raise ConfigError(f"no collective {collective!r}; there are: {', '.join(ALGORITHMS)}")
-    known = ALGORITHMS[collective]
-    if algorithm not in known:
-        raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: "
-                          f"{', '.join(known)}")
+    check_algorithm(collective, algorithm, auto=False)
     options = RECORDED_WITH.get((collective, algorithm), {})
-    return frames_of(partial(known[algorithm], **options), ranks, collective, root=root,
-                     title=f"{collective}, {algorithm}")
+    function = partial(ALGORITHMS[collective][algorithm], **options)
+    return frames_of(function, ranks, collective, root=root, title=f"{collective}, {algorithm}")
 
 
 def frames_of(fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,

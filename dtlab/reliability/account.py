@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlab import cost
-from dtlab.checks import check_amount, check_positive, check_whole, short
+from dtlab.checks import check_amount, check_choice, check_each, check_positive, check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.reliability.failures import MOST_NODES, Failures
 from dtlab.reliability.job import KINDS, TICKS, GoodputOptions, Interval, SimulatedJob
@@ -65,11 +65,9 @@ def goodput(
     if duration_s * TICKS < 1:
         raise ConfigError(f"duration_s must be a microsecond or more, not {short(duration_s)}")
     check_whole("spares", spares, 0, MOST_NODES)
-    check_whole("group", group)
-    check_whole("ranks_per_node", ranks_per_node)
+    check_each(check_whole, group=group, ranks_per_node=ranks_per_node)
     check_whole("seed", seed, least=0)
-    if not isinstance(answer, str) or answer not in ANSWERS:
-        raise ConfigError(f"answer must be one of {', '.join(ANSWERS)}, not {short(answer)}")
+    check_choice("answer", answer, ANSWERS)
     if nodes % group or (group > 1 and answer != "replicas"):
         raise ConfigError(f"group is for replicas, and divides the {nodes} nodes; not {group}")
     if any(place not in range(nodes) for _, places in failures.at for place in places):

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtlab.checks import check_amount, check_positive, check_whole, short
+from dtlab.checks import check_amount, check_choice, check_positive, check_whole, short
 from dtlab.cost.failures import DAY_S
 from dtlab.errors import ConfigError
 
@@ -51,9 +51,7 @@ class Failures:
         check_whole("bad", self.bad, 0, MOST_NODES)
         if self.exclude_after is not None:
             check_whole("exclude_after", self.exclude_after)
-        if not isinstance(self.spread, str) or self.spread not in SPREADS:
-            raise ConfigError(f"spread must be one of {', '.join(SPREADS)}, not "
-                              f"{short(self.spread)}")
+        check_choice("spread", self.spread, SPREADS)
         try:
             for at_s, places in self.at:
                 check_amount("a second of at", at_s)

@@ -74,32 +74,33 @@ class SimulatedJob:
         # Where copies in memory are: places lost since the last recovery, and empty ones then.
         self.lost, self.left_out, self.from_disk = set[int](), set[int](), False
         self.down: dict[int, int | None] = {}  # group → when it is healed, if that is known
-        # (time, number, what happens, to which); of two at one time, the first planned is first.
+        # (time, number, handler, its argument); of two at one time, the first scheduled is first.
         self.events: list[tuple[int, int, Callable[[int], None], int]] = []
         self._number = itertools.count()
         self._fill(new=False)
         if options.failures.rack_per_day:
             for rack in range(math.ceil((options.nodes + options.spares) / options.failures.rack)):
-                self._plan_switch(rack)
+                self._schedule_switch(rack)
         for number, (at_s, _) in enumerate(options.failures.at):
-            self._plan(at_s, self._given_fails, number)
+            self._schedule(at_s, self._given_fails, number)
 
     def run(self) -> None:
         """Play all events."""
         while self.events:
-            at, _, happens, which = heapq.heappop(self.events)
+            at, _, handler, argument = heapq.heappop(self.events)
             self._go_on_until(at)
-            happens(which)
+            handler(argument)
         self._go_on_until(self.options.duration)
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _plan(self, after_s: float, happens: Callable[[int], None], which: int) -> int:
-        """Add an event `after_s` seconds from now, if it comes before the end; when is it?"""
+    def _schedule(self, after_s: float, handler: Callable[[int], None], argument: int) -> int:
+        """Add an event `after_s` seconds from now, if it comes before the end. Returns its time, or
+        -1."""
         if after_s * TICKS >= self.options.duration - self.now:
             return -1
         at = self.now + round(after_s * TICKS)
-        heapq.heappush(self.events, (at, next(self._number), happens, which))
+        heapq.heappush(self.events, (at, next(self._number), handler, argument))
         return at
 
     def _node_fails(self, place: int) -> None:
@@ -112,16 +113,16 @@ class SimulatedJob:
         self._lose([place])
 
     def _switch_fails(self, rack: int) -> None:
-        self._plan_switch(rack)
+        self._schedule_switch(rack)
         size = self.options.failures.rack
         for node in [spare for spare in self.spares if spare // size == rack]:
             self.spares.remove(node)
             self._repair(node)
         self._lose([place for place, node in self.node_at.items() if node // size == rack])
 
-    def _plan_switch(self, rack: int) -> None:
+    def _schedule_switch(self, rack: int) -> None:
         switch = Failures(self.options.failures.rack_per_day)
-        self._plan(switch.lifetime_s(self.draws, bad=False), self._switch_fails, rack)
+        self._schedule(switch.lifetime_s(self.draws, bad=False), self._switch_fails, rack)
 
     def _given_fails(self, number: int) -> None:
         self._lose(self.node_at.keys() & set(self.options.failures.at[number][1]))
@@ -182,8 +183,8 @@ class SimulatedJob:
         size = self.options.group
         for group, healed in list(self.down.items()):
             if healed is None and self.empty.isdisjoint(range(group * size, (group + 1) * size)):
-                self.down[group] = self._plan(self.options.restart / TICKS, self._group_is_healed,
-                                              group)
+                self.down[group] = self._schedule(self.options.restart / TICKS,
+                                                  self._group_is_healed, group)
         self._note_absent()
 
     def _group_is_healed(self, group: int) -> None:
@@ -226,7 +227,7 @@ class SimulatedJob:
 
     def _repair(self, node: int) -> None:
         if self.options.repair:
-            self._plan(self.options.repair / TICKS, self._node_returns, node)
+            self._schedule(self.options.repair / TICKS, self._node_returns, node)
         else:
             self.spares.append(node)
 
@@ -236,7 +237,7 @@ class SimulatedJob:
         places = sorted(self.empty)[: len(self.spares)]
         for place in places:
             self.node_at[place] = node = self.spares.popleft()
-            self.fails_at[place] = self._plan(lasts_s(self.draws, node in self.bad),
+            self.fails_at[place] = self._schedule(lasts_s(self.draws, node in self.bad),
                                               self._node_fails, place)
         self.empty.difference_update(places)
         self._note_absent()

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import torch
 
-from dtlab.checks import check_amount, check_flag, check_number
+from dtlab.checks import check_amount, check_choice, check_flag, check_number
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.ranks.call_checks import check_call, check_options
@@ -309,8 +309,8 @@ def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")
     check_amount("gamma", gamma, " seconds per byte")
-    if kind is not None and (not isinstance(kind, str) or kind not in strands.STRANDS):
-        raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
+    if kind is not None:
+        check_choice("kind of strands", kind, strands.STRANDS)
     check_number("eager_bytes", eager_bytes)
     if eager_bytes < 0:
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")

@@ -60,7 +60,7 @@ class Topology:
     overhead_s: float = OVERHEAD_S
 
     def __post_init__(self) -> None:
-        check_seconds("overhead_s", self.overhead_s)
+        check_amount("overhead_s", self.overhead_s)
 
     @property
     def groups(self) -> list[list[int]]:
@@ -133,13 +133,13 @@ MOST_NODES = 1 << 18  # of any other: its graph is made at once
 
 
 def check_ranks(ranks: int) -> None:
-    """Raise `ConfigError` unless `ranks` is a whole number, 1 or more."""
+    """Raise `ConfigError` unless `ranks` is a whole number, 1 to `MOST_UNIFORM`."""
     check_whole("ranks", ranks, most=MOST_UNIFORM)
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise `ConfigError` unless `value` is a whole number, `least` to `MOST_NODES`."""
-    check_whole(name, value, least, MOST_NODES)
+def check_count(name: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a whole number, 1 to `MOST_NODES`."""
+    check_whole(name, value, most=MOST_NODES)
 
 
 def check_total(what: str, *counts: int) -> None:
@@ -151,7 +151,7 @@ def check_total(what: str, *counts: int) -> None:
 
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
-    check_seconds("latency_s", latency_s)
+    check_amount("latency_s", latency_s)
     check_bandwidth("bandwidth_Bps", bandwidth_Bps)
 
 
@@ -174,11 +174,6 @@ def check_pair(src: object, dst: object, ranks: int) -> None:
     check_rank(dst, ranks)
     if src == dst:
         raise ConfigError(f"nothing goes from rank {src} to itself; choose two ranks")
-
-
-def check_seconds(name: str, value: float) -> None:
-    """Raise `ConfigError` unless `value` is a number of seconds, 0 or more, and finite."""
-    check_amount(name, value)
 
 
 def check_topology(name: str, value: object) -> None:

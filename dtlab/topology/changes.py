@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-from dtlab.checks import check_amount, check_number
+from dtlab.checks import check_amount, check_number, check_positive
 from dtlab.errors import ConfigError
 from dtlab.topology.base import Change, Node, Topology, check_link, check_pair, check_topology
 from dtlab.topology.graphs import ShortestPaths, check_connected
@@ -16,7 +16,8 @@ def with_link(topology: Topology, a: Node, b: Node, *, bandwidth_Bps: float | No
               latency_s: float | None = None, at_s: float = 0.0,
               both_ways: bool = True) -> Topology:
     """The same cluster, but the link from `a` to `b` (and back, with `both_ways`) has another
-    bandwidth or latency, from virtual time `at_s` on; of two for one moment, the later given.
+    bandwidth or latency, from virtual time `at_s` on. Of two changes at one time, the last one
+    given counts.
 
     bandwidth_Bps: bytes per second, one direction; 0: the link has failed. Messages on their way
     over it wait until it works again (if it never does, that is a deadlock). Routes avoid links
@@ -54,10 +55,8 @@ def with_traffic(topology: Topology, src: int, dst: int, rate_Bps: float, *, sta
     """
     check_topology("topology", topology)
     check_amount("start_s", start_s, " seconds")
-    check_number("rate_Bps", rate_Bps)
+    check_positive("rate_Bps", rate_Bps)
     check_number("end_s", end_s)
-    if not 0 < rate_Bps < math.inf:
-        raise ConfigError(f"rate_Bps must be above 0, and finite, not {rate_Bps!r}")
     if not end_s > start_s:
         raise ConfigError(f"end_s must be a time after start_s = {start_s}, not {end_s!r}")
     check_pair(src, dst, topology.ranks)

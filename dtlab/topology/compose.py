@@ -6,15 +6,9 @@ from functools import cache
 
 import networkx as nx
 
+from dtlab.checks import check_amount
 from dtlab.errors import ConfigError
-from dtlab.topology.base import (
-    Node,
-    Topology,
-    check_bandwidth,
-    check_seconds,
-    check_topology,
-    check_total,
-)
+from dtlab.topology.base import Node, Topology, check_bandwidth, check_topology, check_total
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 
@@ -41,7 +35,7 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
     check_topology("server", server)
     check_topology("network", network)
     check_total("ranks", server.ranks, network.ranks)
-    check_seconds("nic_latency_s", nic_latency_s)
+    check_amount("nic_latency_s", nic_latency_s)
     check_bandwidth("nic_Bps", nic_Bps)
     if server.changes or network.changes:
         raise ConfigError("compose servers and network first, then change the links of the whole")
@@ -72,16 +66,13 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
     in_server = ShortestPaths(inner)
 
     @cache
-    def leave(src: int) -> list[Node]:
-        host, gpu = divmod(src, gpus)
-        nodes = [gpu] if nic_at is None else in_server.path(gpu, nic_at, flow=src)
-        return [within(host, node) for node in nodes]
-
-    @cache
-    def enter(dst: int) -> list[Node]:
-        host, gpu = divmod(dst, gpus)
-        nodes = [gpu] if nic_at is None else in_server.path(nic_at, gpu, flow=dst)
-        return [within(host, node) for node in nodes]
+    def before_card(rank: int, leaves: bool) -> list[Node]:
+        """The server's nodes on the way from GPU `rank` to the card, or from the card to it."""
+        host, gpu = divmod(rank, gpus)
+        if nic_at is None:
+            return [rank]
+        first, last = (gpu, nic_at) if leaves else (nic_at, gpu)
+        return [within(host, node) for node in in_server.path(first, last, flow=rank)]
 
     @cache
     def between(src_host: int, dst_host: int) -> list[Node]:
@@ -91,6 +82,6 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
         src_host, dst_host = src // gpus, dst // gpus
         if src_host == dst_host:
             return [within(src_host, node) for node in server.path(src % gpus, dst % gpus)]
-        return [*leave(src), *between(src_host, dst_host), *enter(dst)]
+        return [*before_card(src, True), *between(src_host, dst_host), *before_card(dst, False)]
 
     return from_paths(graph, f"{server.name} in {network.name}", path, server.overhead_s)

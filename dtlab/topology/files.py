@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,15 +25,7 @@ import networkx as nx
 import yaml
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import (
-    MOST_NODES,
-    OVERHEAD_S,
-    Node,
-    Topology,
-    check_link,
-    check_seconds,
-    check_topology,
-)
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_topology
 from dtlab.topology.formats import notice, recognized
 from dtlab.topology.graphs import RANK_KINDS, from_graph
 from dtlab.units import bandwidth_of, seconds_of
@@ -127,7 +120,8 @@ class _File:
             if self.ranks > 1 and not graph.degree(rank):
                 self.wrong(top["links"], f"rank {rank} has no link")
         name = self.text(top["name"], "name") if "name" in top else self.path.stem
-        overhead_s = self.overhead_s(top)
+        overhead_s = self.quantity(top["overhead"], "overhead", seconds_of) \
+            if "overhead" in top else OVERHEAD_S
         if self.unitless:
             more = f", and {len(self.unitless) - 1} more" if len(self.unitless) > 1 else ""
             notice(self.path, f"{self.unitless[0]}{more}; write a unit, as in 25GB/s, 100Gb/s, 2us")
@@ -138,10 +132,8 @@ class _File:
 
     def add_nodes(self, graph: nx.DiGraph, top: dict[str, yaml.Node]) -> None:
         self.ranks = self.whole(top["ranks"], "ranks")
-        if self.ranks < 1:
-            self.wrong(top["ranks"], f"ranks must be at least 1, not {self.ranks}")
-        if self.ranks > MOST_NODES:
-            self.wrong(top["ranks"], f"ranks must be {MOST_NODES:,} or less, not {self.ranks:,}")
+        with self.naming_line_of(top["ranks"]):
+            check_count("ranks", self.ranks)
         kind = self.text(top["kind"], "kind") if "kind" in top else "host"
         if kind not in RANK_KINDS:
             self.wrong(top["kind"], f"kind must be host or gpu, not {kind!r}")
@@ -168,16 +160,6 @@ class _File:
             if "host" not in graph.nodes[rank]:
                 self.wrong(top["groups"], f"rank {rank} is in no group")
 
-    def overhead_s(self, top: dict[str, yaml.Node]) -> float:
-        if "overhead" not in top:
-            return OVERHEAD_S
-        overhead_s = self.quantity(top["overhead"], "overhead", seconds_of)
-        try:
-            check_seconds("overhead", overhead_s)
-        except ConfigError as error:
-            self.wrong(top["overhead"], str(error))
-        return overhead_s
-
     def add_link(self, graph: nx.DiGraph, node: yaml.Node,
                  first_line: dict[tuple[Node, Node], int]) -> None:
         link = self.mapping(node, "a link", LINK_KEYS)
@@ -194,10 +176,8 @@ class _File:
         bandwidth_Bps = self.quantity(link["bandwidth"], "bandwidth", bandwidth_of)
         if a == b:
             self.wrong(node, f"this link leads from {a} to itself")
-        try:
+        with self.naming_line_of(node):
             check_link(latency_s, bandwidth_Bps)
-        except ConfigError as error:
-            self.wrong(node, str(error))
         for edge in [(a, b), (b, a)] if "between" in link else [(a, b)]:
             if edge in first_line:
                 self.wrong(node, f"the link from {edge[0]} to {edge[1]} is already in line "
@@ -251,16 +231,20 @@ class _File:
         return int(text)
 
     def quantity(self, node: yaml.Node, what: str, parse: Callable[[str], float]) -> float:
+        text = self.text(node, what)
+        with self.naming_line_of(node):
+            value = parse(text)
+        if not re.search(r"[bBs]$", text) and 0 < value < math.inf:
+            unit = "s" if parse is seconds_of else "B/s"
+            self.unitless.append(f"line {_line(node)}: {what} {text} is read as {value:g} {unit}")
+        return value
+
+    @contextmanager
+    def naming_line_of(self, node: yaml.Node) -> Iterator[None]:
+        """Inside, the message of a `ConfigError` gets the file and the line of `node`."""
         try:
-            value = parse(text := self.text(node, what))
-            if not re.search(r"[bBs]$", text) and 0 < value < math.inf:
-                unit = "s" if parse is seconds_of else "B/s"
-                self.unitless.append(f"line {_line(node)}: {what} {text} is read as {value:g} "
-                                     f"{unit}")
-            return value
+            yield
         except ConfigError as error:
-            if str(error).startswith(str(self.path)):
-                raise
             self.wrong(node, str(error))
 
     def wrong(self, node: yaml.Node, text: str) -> NoReturn:

@@ -19,13 +19,14 @@ from typing import Any
 import networkx as nx
 import yaml
 
+from dtlab.checks import check_choice
 from dtlab.errors import ConfigError
 from dtlab.topology.base import MOST_NODES, Node, Topology
 from dtlab.topology.graphs import ShortestPaths, from_graph, from_paths, join
 
 PCIE_LATENCY_S, NVLINK_LATENCY_S = 0.5e-6, 0.7e-6  # of a link: as in `servers`
 NVLINK_BPS = 25e9  # one NVLink 2.0 to 4.0, one direction (NVIDIA, white papers of V100, A100, H100)
-_NVLINK_BPS = ((0, 20e9), (70, NVLINK_BPS), (100, 50e9))  # from this sm on (P100; …; B200)
+_NVLINK_BPS_FROM_SM = ((0, 20e9), (70, NVLINK_BPS), (100, 50e9))  # (P100; …; B200)
 _MOST_LINKS = 1_000_000
 MOST_NVLINKS = 18  # of one GPU (H100, B200)
 PCIE4_BPS = 31.5e9  # ×16: 16 GT/s · 16 lanes · 128/130 (PCI Express Base Specification 4.0)
@@ -256,7 +257,7 @@ def _nccl(text: str, path: Path) -> Topology:
 
 def _add_nccl_nvlinks(graph: nx.DiGraph, rank: int, gpu: ET.Element, bus: list[str],
                       ignored: list[str]) -> None:
-    each_Bps = max(Bps for sm, Bps in _NVLINK_BPS if sm <= _number(gpu, "sm", 70))
+    each_Bps = max(Bps for sm, Bps in _NVLINK_BPS_FROM_SM if sm <= _number(gpu, "sm", 70))
     to_switch = 0.0
     for child in gpu:
         count, target = _number(child, "count", 1), child.get("target", "").lower()
@@ -310,9 +311,7 @@ def _astra_sim(text: str, path: Path) -> Topology:
     if not len(shapes) == len(counts) == len(widths) == len(waits) or not shapes:
         raise ConfigError(f"{', '.join(keys)} must be lists of one length, a dimension each")
     for shape, count, width, wait in zip(shapes, counts, widths, waits, strict=True):
-        if shape not in [*_SHAPES]:  # a list or a dictionary has no hash
-            raise ConfigError(f"topology {shape!r} is not known here; choose one of "
-                              f"{', '.join(_SHAPES)}")
+        check_choice("topology", shape, _SHAPES)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"npus_count {count!r} is not a whole number, 1 or more")
         for value, unit in ((width, "GB/s"), (wait, "ns")):

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import networkx as nx
 
+from dtlab.checks import check_amount, check_each
 from dtlab.topology.base import (
     OVERHEAD_S,
     Node,
@@ -14,7 +15,6 @@ from dtlab.topology.base import (
     check_bandwidth,
     check_count,
     check_link,
-    check_seconds,
     check_total,
 )
 from dtlab.topology.graphs import from_paths, join, pair_hash
@@ -38,8 +38,7 @@ def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
     >>> torus(5, 5).path(0, 23)
     [0, 20, 24, 23]
     """
-    for name, size in zip("xyz", (x, y, z), strict=True):
-        check_count(name, size)
+    check_each(check_count, x=x, y=y, z=z)
     sizes = x, y, z = int(x), int(y), int(z)
     check_total("ranks", *sizes)
     check_link(latency_s, bandwidth_Bps)
@@ -98,12 +97,11 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
     >>> dragonfly(3, 2, 2).path(0, 11)
     [0, 'router0', 'router1', 'router4', 'router5', 11]
     """
-    for name, count in (("groups", groups), ("routers", routers), ("hosts", hosts)):
-        check_count(name, count)
+    check_each(check_count, groups=groups, routers=routers, hosts=hosts)
     check_total("ranks", groups, routers, hosts)
     check_total("long links", groups, groups)
     check_link(latency_s, bandwidth_Bps)
-    check_seconds("global_latency_s", global_latency_s)
+    check_amount("global_latency_s", global_latency_s)
     global_Bps = bandwidth_Bps if global_Bps is None else global_Bps
     check_bandwidth("global_Bps", global_Bps)
     graph = nx.DiGraph()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dtlab.checks import check_choice
 from dtlab.errors import ConfigError
 from dtlab.topology.base import Topology, uniform
 from dtlab.topology.compose import compose
@@ -46,9 +47,7 @@ def named(text: str) -> Topology:
     if at:
         return compose(named(server), named(network))
     name, _, arguments = text.partition(":")
-    if name not in BUILDERS:
-        raise ConfigError(f"there is no topology {name!r}; choose one of {', '.join(BUILDERS)}, "
-                          f"or a file that ends in {' or '.join(FILES)}")
+    check_choice("topology", name, BUILDERS, f", or a file that ends in {' or '.join(FILES)}")
     builder = BUILDERS[name]
     sizes, options = _arguments(text, arguments)
     if len(sizes) > len(_sizes_of(builder)):

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import networkx as nx
 
+from dtlab.checks import check_amount, check_choice, check_each
 from dtlab.errors import ConfigError
-from dtlab.topology.base import (
-    OVERHEAD_S,
-    Node,
-    Topology,
-    check_bandwidth,
-    check_count,
-    check_link,
-    check_seconds,
-)
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_bandwidth, check_count, check_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 NVLINK2_BPS = 25e9  # one NVLink 2.0 or 3.0, one direction
@@ -51,8 +44,7 @@ def pcie_server(gpus: int = 4, switches: int = 2, latency_s: float = 0.5e-6,
     >>> pcie_server().path(0, 3)
     [0, 'pcie0', 'cpu', 'pcie1', 3]
     """
-    check_count("gpus", gpus)
-    check_count("switches", switches)
+    check_each(check_count, gpus=gpus, switches=switches)
     check_link(latency_s, bandwidth_Bps)
     if gpus % switches:
         raise ConfigError(f"{gpus} GPUs can't be shared equally by {switches} switches; "
@@ -93,12 +85,9 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
     >>> v100_nvlink().path(0, 4), v100_nvlink("pcie").path(0, 5)
     ([0, 4], [0, 'pcie0', 'cpu0', 'cpu1', 'pcie2', 5])
     """
-    if detour not in ("gpu", "pcie"):
-        raise ConfigError(f"detour must be 'gpu' or 'pcie', not {detour!r}")
-    check_seconds("latency_s", latency_s)
-    for name, value in (("link_Bps", link_Bps), ("pcie_Bps", pcie_Bps),
-                        ("sockets_Bps", sockets_Bps)):
-        check_bandwidth(name, value)
+    check_choice("detour", detour, ("gpu", "pcie"))
+    check_amount("latency_s", latency_s)
+    check_each(check_bandwidth, link_Bps=link_Bps, pcie_Bps=pcie_Bps, sockets_Bps=sockets_Bps)
     graph = _gpus(8)
     for (a, b), links in V100_LINKS.items():
         join(graph, a, b, latency_s, links * link_Bps)

@@ -6,11 +6,9 @@ with 4:1, hosts that all send out of their rack get a quarter of their bandwidth
 
 from __future__ import annotations
 
-import math
-
 import networkx as nx
 
-from dtlab.checks import check_number, check_whole
+from dtlab.checks import check_choice, check_each, check_positive, check_whole
 from dtlab.errors import ConfigError
 from dtlab.topology.base import (
     OVERHEAD_S,
@@ -46,10 +44,9 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     >>> racks(2, 4).path(0, 7)
     [0, 'rack0', 'spine', 'rack1', 7]
     """
-    for name, count in (("racks", racks), ("hosts", hosts), ("gpus", gpus)):
-        check_count(name, count)
+    check_each(check_count, racks=racks, hosts=hosts, gpus=gpus)
     check_total("GPUs", racks, hosts, gpus)
-    check_ratio(oversubscription)
+    check_positive("oversubscription", oversubscription)
     check_link(latency_s, bandwidth_Bps)
     check_bandwidth("pcie_Bps", pcie_Bps)
     graph = nx.DiGraph()
@@ -119,9 +116,8 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     if count > most:
         raise ConfigError(f"a fat tree of {k}-port switches has room for {most} hosts, "
                           f"not {count}; take a larger k")
-    check_ratio(oversubscription)
-    if routing not in ("hash", "d_mod_k"):
-        raise ConfigError(f"a fat tree has no routing {routing!r}; choose hash or d_mod_k")
+    check_positive("oversubscription", oversubscription)
+    check_choice("routing", routing, ("hash", "d_mod_k"))
     graph = nx.DiGraph()
     for host in range(count):
         _add_host(graph, host, 1)
@@ -157,14 +153,6 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     name = (f"fat_tree(k={k}, {count} hosts, {bandwidth_Bps / 1e9:g} GB/s, "
             f"{oversubscription:g}:1{', d_mod_k' * (routing == 'd_mod_k')})")
     return from_paths(graph, name, path, overhead_s)
-
-
-def check_ratio(oversubscription: float) -> None:
-    """Raise `ConfigError` unless it is a finite number above 0."""
-    check_number("oversubscription", oversubscription)
-    if not 0 < oversubscription < math.inf:
-        raise ConfigError(f"oversubscription must be a ratio above 0, such as 4 for 4:1, "
-                          f"not {oversubscription!r}")
 
 
 def _add_host(graph: nx.DiGraph, host: int, gpus: int) -> None:

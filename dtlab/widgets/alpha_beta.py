@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from dtlab.checks import check_choice
 from dtlab.collectives import ALGORITHMS
 from dtlab.cost import form
-from dtlab.errors import ConfigError
 from dtlab.plots import Picture, cost_curves
 from dtlab.plots.curves import Measured
 from dtlab.units import bytes_text, seconds_text
@@ -26,9 +26,7 @@ class AlphaBetaExplorer(Explorer):
     def __init__(self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
                  beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
                  algorithms: Sequence[str] | None = None):
-        if collective not in ALGORITHMS:
-            raise ConfigError(f"no closed form for {collective!r}; "
-                              f"there are: {', '.join(ALGORITHMS)}")
+        check_choice("collective", collective, ALGORITHMS)
         for name in algorithms or ():
             form(collective, name, 1, 0)  # raises if there is none
         self.measured, self._measured_at = measured, (collective, ranks)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from dtlab.checks import check_amount, check_positive
+from dtlab.checks import check_amount, check_each, check_positive
 from dtlab.cost.failures import DAY_S
 from dtlab.plots import Picture
 from dtlab.plots.failures import failures
@@ -40,8 +40,7 @@ class FailureExplorer(Explorer):
 
     def __init__(self, mttf_s: float = 4 * 3600, save_s: float = 120, restart_s: float = 600,
                  interval_s: float = 1800, answer: str = "restart, with a spare"):
-        for name, value in (("mttf_s", mttf_s), ("save_s", save_s), ("interval_s", interval_s)):
-            check_positive(name, value)
+        check_each(check_positive, mttf_s=mttf_s, save_s=save_s, interval_s=interval_s)
         check_amount("restart_s", restart_s)
         self.mttf = _times("a failure every", 3600, (1, 2, 4, 8, 12, 24), "h", mttf_s)
         self.save = _times("save", 60, (0.5, 1, 2, 5, 10, 20), "min", save_s)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dtlab.checks import check_choice
 from dtlab.errors import ConfigError
 from dtlab.parallel import pipeline
 from dtlab.parallel.pipeline import Action, Schedule, Timing
@@ -40,8 +41,7 @@ class ScheduleExplorer(Player):
 
     def __init__(self, name: str = "ZB-H1", ranks: int = 4, micro_batches: int = 8,
                  chunks: int = 2):
-        if name not in SCHEDULES:
-            raise ConfigError(f"no schedule {name!r}; there are: {', '.join(SCHEDULES)}")
+        check_choice("schedule", name, SCHEDULES)
         self._ranks = sorted({*range(1, 9), ranks})
         self._micro_batches = sorted({1, 2, 3, 4, 6, 8, 12, 16, micro_batches})
         self._made: tuple[object, ...] = ()  # what the grid was made of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 
 import dtlab
 from dtlab import Comm, run, simulate, topology
-from dtlab.collectives import all_gatherv, all_to_allv, gatherv, scatterv
+from dtlab.collectives import (
+    all_gather_object,
+    all_gatherv,
+    all_to_allv,
+    broadcast_object,
+    gather_object,
+    gatherv,
+    reduce_scatterv,
+    scatter_object,
+    scatterv,
+)
 
 ALPHA, BETA = 1e-5, 1e-9
 
@@ -108,6 +119,27 @@ def test_each_takes_the_time_and_bytes_that_it_says() -> None:
     assert result.elapsed_s <= (p - 1) * (ALPHA + max(b) * BETA) * (1 + 1e-9)
     assert [result.trace.sent_bytes(r) for r in range(p)] == [
         sum(b) - b[(r + 1) % p] for r in range(p)]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8, 13])
+def test_objects_and_uneven_sums_take_the_time_that_they_say(p: int) -> None:
+    gamma, sizes = 5e-10, [100 + 37 * r * (r % 3) for r in range(p)]
+    values = ["x" * n for n in sizes]
+
+    def taken(fn: Callable[[Comm], object]) -> tuple[float, list[float]]:
+        result = simulate(fn, network=network(p), gamma=gamma)
+        return result.elapsed_s, [ALPHA + m.nbytes * BETA for m in result.trace.transfers] or [0.0]
+
+    for call in (lambda c: gather_object(c, values[c.rank]),
+                 lambda c: scatter_object(c, values if c.rank == 0 else None)):
+        elapsed_s, messages_s = taken(call)
+        assert math.isclose(elapsed_s, sum(messages_s))
+    elapsed_s, messages_s = taken(lambda c: broadcast_object(c, "y" * 1000))
+    assert math.isclose(elapsed_s, (p - 1).bit_length() * messages_s[0])
+    elapsed_s, messages_s = taken(lambda c: all_gather_object(c, values[c.rank]))
+    assert elapsed_s <= (p - 1) * max(messages_s) * (1 + 1e-9)
+    elapsed_s, _ = taken(lambda c: reduce_scatterv(c, [torch.ones(n) for n in sizes]))
+    assert elapsed_s <= (p - 1) * (ALPHA + 4 * max(sizes) * (BETA + gamma)) * (1 + 1e-9)
 
 
 def test_shapes_may_differ_and_tensors_need_not_be_contiguous() -> None:

@@ -83,7 +83,7 @@ def test_dropout_keeps_the_mean_and_a_part_drops_as_the_whole() -> None:
 @pytest.mark.parametrize(("sizes", "sentence"), [
     ({"heads": 3}, "3 heads don't divide hidden=128"),
     ({"kv_heads": 3}, "kv_heads=3 doesn't divide heads=4"),
-    ({"layers": 0}, "layers must be a whole number of at least 1, not 0"),
+    ({"layers": 0}, "layers must be a whole number, 1 or more, not 0"),
     ({"vocab": 2.5}, "vocab must be a whole number"),
     ({"dropout": 1}, "dropout must lie in"),
 ])

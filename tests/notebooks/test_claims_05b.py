@@ -15,8 +15,8 @@ import dtlab
 from dtlab import Comm, cost, plots, recording, simulate
 from dtlab.calibration import overhead_s
 from dtlab.collectives import ALGORITHMS, all_gather, all_reduce
-from dtlab.collectives.all_reduce_doubling import binary_digits
 from dtlab.collectives.all_reduce_trees import Tree
+from dtlab.cost.folding import binary_digits
 from dtlab.machine import TYPICAL
 from dtlab.topology import uniform
 from tests.notebooks.chapter import Chapter

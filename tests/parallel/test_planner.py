@@ -486,7 +486,7 @@ REFUSED = [
         ((XL, TWO_SERVERS, 32, "80 GB"), "memory_bytes must be a number"),
         (("GPT-3", TWO_SERVERS, 32), "the planner needs a Shape"),
         ((XL, 8, 32), "the planner needs a Topology"),
-        ((XL._replace(attention="sparse"), TWO_SERVERS, 32), "attention is one of flash, stored"))),
+        ((XL._replace(attention="sparse"), TWO_SERVERS, 32), "no attention 'sparse'; choose"))),
     (partial(plan, XL, TWO_SERVERS, 32, headroom=1), "headroom is a share"),
     *((partial(cluster, text), sentence) for text, sentence in (
         ("h100", "such as h100:8x8"), ("tpu:2x2", "one of the devices"), (8, "such as h100:8x8"),

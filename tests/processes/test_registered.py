@@ -67,7 +67,7 @@ def test_an_option_of_it_is_what_it_takes_beyond_the_others() -> None:
 
 def test_ranks_that_stay_get_to_know_it_and_its_new_version() -> None:
     with Session(ranks=2, echo=False) as session:
-        with pytest.raises(ConfigError, match="no algorithm 'by_hand'"):
+        with pytest.raises(ConfigError, match="no all_reduce algorithm 'by_hand'"):
             session.run(call, "by_hand")
         algorithm("all_reduce", "by_hand")(by_hand)
         source = "dtlab.collectives.all_reduce(comm, torch.ones(1), algorithm='by_hand').item()"

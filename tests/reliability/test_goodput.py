@@ -190,8 +190,8 @@ def test_no_failure_costs_only_the_saves() -> None:
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"nodes": 0}, "nodes must be"), ({"failures": -1}, "per_node_day must be"),
     ({"save_s": float("nan")}, "save_s must be"), ({"restart_s": "1"}, "restart_s must be"),
-    ({"interval_s": 0}, "interval_s must be"), ({"answer": "pray"}, "answer must be one of"),
-    ({"answer": np.ones(2)}, "answer must be one of"),
+    ({"interval_s": 0}, "interval_s must be"), ({"answer": "pray"}, "no answer 'pray'; choose"),
+    ({"answer": np.ones(2)}, "there is no answer"),
     ({"group": 3}, "group is for replicas"), ({"duration_s": 0}, "duration_s must be"),
     ({"spares": -1}, "spares must be"), ({"seed": 0.5}, "seed must be"),
     ({"copy_s": -1}, "copy_s must be"),

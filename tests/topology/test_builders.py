@@ -139,7 +139,7 @@ def test_d_mod_k_keeps_the_flows_of_every_shift_apart_and_a_hash_does_not() -> N
         assert {most_on_a_link(cluster, shift) for shift in range(1, cluster.ranks)} == {1}
     hashed = fat_tree(4)
     assert max(most_on_a_link(hashed, shift) for shift in range(1, 16)) == 3
-    with pytest.raises(dtlab.ConfigError, match="hash or d_mod_k"):
+    with pytest.raises(dtlab.ConfigError, match="choose one of hash, d_mod_k"):
         fat_tree(4, routing="random")
 
 
@@ -179,10 +179,10 @@ def test_gpus_of_a_host_share_its_network_card() -> None:
     (lambda: pcie_server(5, 2), "divides 5"),
     (lambda: pcie_server(0), "gpus must be a whole number, 1 or more, not 0"),
     (lambda: pcie_server(4, 2, bandwidth_Bps=0), "bandwidth_Bps"),
-    (lambda: v100_nvlink("nvlink"), "detour must be 'gpu' or 'pcie', not 'nvlink'"),
+    (lambda: v100_nvlink("nvlink"), "no detour 'nvlink'; choose one of gpu, pcie"),
     (lambda: nvswitch(2.5), "gpus"),  # type: ignore[arg-type]
     (lambda: racks(2, 0), "hosts must be"),
-    (lambda: racks(2, 2, oversubscription=0), "oversubscription must be a ratio above 0"),
+    (lambda: racks(2, 2, oversubscription=0), "oversubscription must be a number above 0"),
     (lambda: racks(2, 2, oversubscription="4:1"), "'4:1'"),  # type: ignore[arg-type]
     (lambda: racks(2, 2, latency_s=-1), "latency_s"),
     (lambda: fat_tree(3), "k must be even"),

@@ -176,7 +176,7 @@ def test_a_uniform_cluster_may_change_too() -> None:
     (lambda: with_link(rack(), 0, "rack0", bandwidth_Bps=1, at_s=-1), "at_s must be 0 seconds"),
     (lambda: with_link(rack(), 0, "rack0", bandwidth_Bps=0), "no way from rank 0 to rank 1"),
     (lambda: with_traffic(rack(), 0, 4, 1e9), "no rank 4; ranks are 0 to 3"),
-    (lambda: with_traffic(rack(), 0, 1, 0), "rate_Bps must be above 0"),
+    (lambda: with_traffic(rack(), 0, 1, 0), "rate_Bps must be a number above 0"),
     (lambda: with_traffic(rack(), 0, 1, 1e9, start_s=2, end_s=2), "end_s must be a time after"),
     (lambda: compose(nvswitch(2), with_traffic(rack(), 0, 1, 1)), "compose .* first"),
     (lambda: save(with_traffic(rack(), 0, 1, 1), "x.yaml"), "save it first"),

@@ -102,7 +102,7 @@ def changed(old: str, new: str) -> str:
     ("ranks: &a [*a]\nlinks: []", "ranks must be one word or number"),
     (changed("groups:", "group:"), "line 4: a topology has no key 'group'; its keys are name, "),
     (changed("ranks: 4", "ranks: four"), "line 2: ranks must be a whole number, not 'four'"),
-    (changed("ranks: 4", "ranks: 0"), "line 2: ranks must be at least 1, not 0"),
+    (changed("ranks: 4", "ranks: 0"), "line 2: ranks must be a whole number, 1 or more, not 0"),
     (changed("ranks: 4", "ranks: 5"), "line 4: rank 4 is in no group"),
     (changed("ranks: 4", "ranks: 4\nranks: 4"), "line 3: 'ranks' is here for the second time"),
     (changed("ranks: 4", "ranks: 4\nkind: switch"), "line 3: kind must be host or gpu"),
@@ -167,7 +167,7 @@ def test_topologies_have_names_to_type(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("torsu:4x4", "no topology 'torsu'; choose one of uniform, pcie_server"),
+    ("torsu:4x4", "no topology 'torsu'; did you mean 'torus'\\? choose one of uniform,"),
     ("torus", "missing a required argument: 'x'; write torus:XxY"),
     ("torus:4", "torus:4: missing a required argument: 'y'; write torus:XxY"),
     ("torus:4x4,color=red", "unexpected keyword argument 'color'"),

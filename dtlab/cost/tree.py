@@ -11,3 +11,15 @@ def subtree_size(me: int, p: int) -> int:
     [6, 1, 2, 1, 2, 1]
     """
     return min(me & -me, p - me) if me else p
+
+
+def children_counts(p: int) -> list[int]:
+    """Count the children of each rank.
+
+    >>> children_counts(6)
+    [3, 0, 1, 0, 1, 0]
+    """
+    counts = [0] * p
+    for rank in range(1, p):
+        counts[rank & rank - 1] += 1
+    return counts
