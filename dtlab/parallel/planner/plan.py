@@ -301,8 +301,7 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
         if why_not:
             plans.append(Plan(layout, why_not=why_not))
             continue
-        # The same for all orders of the axes.
-        work = work_of(shape, layout, device, recipe, software, masked)
+        work = work_of(shape, layout, device, recipe, software, masked)  # in any order of axes
         if why_not := work.too_large(limit):
             plans.append(Plan(layout, memory_bytes=work.memory_bytes, memory=work.memory,
                               why_not=why_not))

@@ -59,9 +59,11 @@ def messages_s_of(name: str, ranks: int, micro_batches: int, forward_s: float, b
     if name == "gpipe":
         return added_s + (m - 1) * sum(max(0.0, one_way_s - each - part * output_s)
                                        for each, part in zip(sizes, (1 / 3, 2 / 3), strict=False))
-    if name == "ZB-H1":  # a rank waits for its first micro-batch's way there and back
-        added_s = max(added_s, m * (2 * (p - 1) / p * message_s - weights_s))
-    return max(added_s, m * (both_s - forward_s - backward_s - output_s))
+    busy_s = forward_s + backward_s + output_s
+    if name == "ZB-H1":  # a rank waits for messages there and back; they wait for one another
+        way_s = 2 * (p - 1) / p * message_s
+        added_s = max(added_s, m * (way_s - weights_s), m * (2 * way_s - busy_s))
+    return max(added_s, m * (both_s - busy_s))
 
 
 def in_flight(name: str, ranks: int, micro_batches: int, chunks: int, last: bool = False) -> float:

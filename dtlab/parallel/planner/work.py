@@ -237,8 +237,7 @@ def _memory(shape: Shape, layout: Layout, recipe: Recipe, own: list[int], share:
     kept = share * kept + (1 - share) * whole
     held_first, held_last = (in_flight(layout.schedule, layout.pp, layout.micro_batches,
                                        layout.chunks, last) for last in (False, True))
-    # Micro-batches that wait for the output layer's backward keep logits and float32 logarithms;
-    # for its weights' part alone, float32 gradients of the logits.
+    # What waits for the output layer's backward keeps logits, logarithms; for W alone, gradients.
     waiting = 0 if layout.schedule in ("1F1B", "interleaved", *TWO_CHUNKS) else held_last - 1
     each, busy = (4 if layout.schedule in HALVED else 4 + itemsize), itemsize + recipe.loss
     logits = (busy + waiting * min(each, busy)) * tokens * shape.vocab / layout.tp
