@@ -176,9 +176,10 @@ def test_a_pipeline_goes_at_the_pace_of_its_slowest_hop(mesh, schedule, chunks, 
     assert predicted.step_s == pytest.approx(simulated, rel=rel)
 
 
-@pytest.mark.parametrize("mesh", [{"pp": 4, "dp": 4}, {"pp": 8, "dp": 2}], ids=str)
-def test_zero_bubble_pipelines_wait_for_slow_messages(mesh):
-    network, layout = uniform(16, 2e-5, 1e9), Layout(mesh, 1, 16, "ZB-H1", stage=1)
+@pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1"])
+@pytest.mark.parametrize("mesh", [{"pp": p, "dp": 16 // p} for p in (2, 4, 8)], ids=str)
+def test_pipelines_wait_for_slow_messages_in_both_directions(mesh, schedule):
+    network, layout = uniform(16, 2e-5, 1e9), Layout(mesh, 1, 16, schedule, stage=1)
     shape = llama_shape(8, 4096, 32, 14_336, 32_000, 4096, kv_heads=8)
     predicted = predict(shape, network, layout, device=H100, memory_bytes=1e12)
     simulated = simulate(predicted.step, network=network, trace=False).elapsed_s

@@ -60,9 +60,9 @@ def messages_s_of(name: str, ranks: int, micro_batches: int, forward_s: float, b
         return added_s + (m - 1) * sum(max(0.0, one_way_s - each - part * output_s)
                                        for each, part in zip(sizes, (1 / 3, 2 / 3), strict=False))
     busy_s = forward_s + backward_s + output_s
-    if name == "ZB-H1":  # a rank waits for messages there and back; they wait for one another
+    if name in ("1F1B", "ZB-H1"):  # waits for messages there and back; in the middle they share
         way_s = 2 * (p - 1) / p * message_s
-        added_s = max(added_s, m * (way_s - weights_s), m * (2 * way_s - busy_s))
+        added_s = max(added_s, m * (way_s - weights_s), m * ((1 + (p > 2)) * way_s - busy_s))
     return max(added_s, m * (both_s - busy_s))
 
 
