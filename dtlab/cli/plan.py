@@ -36,7 +36,8 @@ def values_of(plan: Plan, tokens: int) -> dict[str, object]:
         "layout": plan.layout._asdict(),
         "step_s": plan.step_s if not plan.why_not else None,
         "tokens_per_s": tokens / plan.step_s if not plan.why_not else None,
-        "utilization": plan.efficiency, "why_not": plan.why_not or None,
+        "utilization": plan.efficiency if not plan.why_not else None,
+        "why_not": plan.why_not or None,
         "terms_s": plan.terms, "memory_bytes": plan.memory,
     }
 

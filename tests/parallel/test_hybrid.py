@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dtlab
-from dtlab.models import GPT, GPTConfig, text_batch
+from dtlab.models import GPT, GPTConfig, gpt_shape, text_batch
 from dtlab.parallel import (
     Layout,
     MemoryMeter,
@@ -27,7 +27,16 @@ from dtlab.parallel import (
     save,
     types,
 )
-from dtlab.parallel.pipeline import Schedule, dualpipe_v, gpipe, interleaved, zb_h1, zb_h2, zb_v
+from dtlab.parallel.pipeline import (
+    Schedule,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from tests.parallel.training import difference, on
 
 CONFIG = GPTConfig(layers=2, hidden=32, heads=8, context=8, dropout=0.1)
@@ -281,13 +290,20 @@ def test_dropout_without_seeds_is_that_of_one_device_with_rank_zeros_generator(
         assert found == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("vocab", [256, 50_000])
-def test_the_planned_memory_is_that_of_a_step(vocab: int) -> None:
-    config = GPTConfig(layers=2, hidden=64, heads=4, vocab=vocab, context=128)
+@pytest.mark.parametrize(("vocab", "p", "name", "schedule", "tied"), [
+    (256, 1, "1F1B", one_f_one_b, True), (50_000, 1, "1F1B", one_f_one_b, True),
+    (5_000, 2, "gpipe", gpipe, True), (5_000, 4, "ZB-H1", zb_h1, True),
+    (5_000, 2, "interleaved", interleaved, True), (5_000, 2, "ZB-V", zb_v, False)])
+def test_the_planned_memory_is_that_of_a_step(vocab: int, p: int, name: str, schedule: Any,
+                                              tied: bool) -> None:
+    """Also of micro-batches whose logits wait for backward."""
+    config = GPTConfig(layers=4, hidden=64, heads=4, vocab=vocab, context=128, tied=tied)
+    m = 8 if p > 1 else 1
 
     def peak(comm: dtlab.Comm) -> int:
-        model, optimizer = hybrid(GPT(config), Mesh(comm, dp=1))
-        tokens = torch.arange(4 * 128).view(4, 128) % vocab
+        model, optimizer = hybrid(GPT(config), Mesh(comm, pp=p), micro_batches=m,
+                                  schedule=schedule)
+        tokens = torch.arange(4 * m * 128).view(4 * m, 128) % vocab
         for _ in range(2):
             with MemoryMeter(model.module, optimizer) as meter:
                 model.backward(tokens, tokens)
@@ -295,8 +311,11 @@ def test_the_planned_memory_is_that_of_a_step(vocab: int) -> None:
                 optimizer.zero_grad()
         return meter.peak
 
-    planned = predict(dtlab.models.gpt_shape(2, 64, 4, vocab, 128),
-                      dtlab.topology.uniform(1, 5e-6, 1e10), Layout({"dp": 1}, 4, 1),
+    shape = gpt_shape(4, 64, 4, vocab, 128)
+    if not tied:
+        shape = shape._replace(tied=False, parameters=shape.parameters + 64 * vocab)
+    layout = Layout({"pp": p}, 4, m, name, 2 if name in ("interleaved", "ZB-V") else 1)
+    planned = predict(shape, dtlab.topology.uniform(p, 5e-6, 1e10), layout,
                       precision="float32").memory_bytes
-    measured = on("simulator", peak, ranks=1).values[0]
+    measured = max(on("simulator", peak, ranks=p).values)
     assert planned / 1.4 < measured < 1.1 * planned

@@ -40,6 +40,7 @@ from dtlab.topology import compose, nvswitch, racks, torus, uniform
 XL = SHAPES["GPT-2 XL"]
 SMALL = gpt_shape(16, 2048, 16, 5000, 1024)
 LLAMA = llama_shape(16, 2048, 16, 5632, 5000, 1024, kv_heads=4)
+WORDY = llama_shape(8, 1024, 16, 4096, 128_000, 2048)
 LONG = LLAMA._replace(positions=16_384)
 EXPERTS = llama_shape(16, 2048, 16, 5632, 5000, 1024, kv_heads=4, experts=Experts(8, 2, 1024))
 TWO_SERVERS = compose(nvswitch(4), uniform(2, 3e-6, 100e9), nic_Bps=25e9)
@@ -129,6 +130,8 @@ SIMULATED = [
     (LLAMA, Layout({"pp": 2, "dp": 2, "tp": 2}, 2, 8, stage=1, reduce_each=True)),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "ZB-H1", reduce_each=True, overlap=False)),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "interleaved", 2, stage=3)),
+    (WORDY, Layout({"pp": 4, "dp": 2}, 1, 32, "interleaved", 2, reduce_each=True, overlap=False)),
+    (WORDY, Layout({"dp": 8}, 1, 16, stage=2)),
     (LLAMA, Layout({"pp": 2, "tp": 4}, 1, 8, "ZB-H1", overlap_tp=True)),
     (LLAMA, Layout({"cp": 4, "dp": 2}, 1, 1)),
     (LLAMA, Layout({"pp": 8}, 4, 2, "ZB-H1")),
@@ -161,8 +164,8 @@ def test_the_sum_is_the_simulated_step(topology, shape, layout):
 @pytest.mark.parametrize(("mesh", "schedule", "chunks", "Bps", "rel"), [
     ({"pp": 8}, "1F1B", 1, 25e9, 0.03), ({"pp": 8}, "ZB-H1", 1, 8e9, 0.03),
     ({"pp": 8}, "gpipe", 1, 3e9, 0.03), ({"pp": 4, "dp": 2}, "interleaved", 2, 3e9, 0.08),
-    ({"pp": 2, "dp": 4}, "gpipe", 1, 1e9, 0.08), ({"pp": 2, "dp": 4}, "interleaved", 2, 1e9, 0.12)],
-    ids=str)
+    ({"pp": 2, "dp": 4}, "gpipe", 1, 1e9, 0.02), ({"pp": 4, "dp": 2}, "1F1B", 1, 1e9, 0.16),
+    ({"pp": 2, "dp": 4}, "interleaved", 2, 1e9, 0.15)], ids=str)
 def test_a_pipeline_goes_at_the_pace_of_its_slowest_hop(mesh, schedule, chunks, Bps, rel):
     """Of two servers joined by one card each, from 25 GB/s to 1: only one hop is slow, or messages
     there take longer than computing."""
@@ -171,6 +174,16 @@ def test_a_pipeline_goes_at_the_pace_of_its_slowest_hop(mesh, schedule, chunks, 
     predicted = predict(shape, network, Layout(mesh, 1, 16, schedule, chunks), memory_bytes=1e12)
     simulated = simulate(predicted.step, network=network, trace=False).elapsed_s
     assert predicted.step_s == pytest.approx(simulated, rel=rel)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1"])
+@pytest.mark.parametrize("mesh", [{"pp": p, "dp": 16 // p} for p in (2, 4, 8)], ids=str)
+def test_pipelines_wait_for_slow_messages_in_both_directions(mesh, schedule):
+    network, layout = uniform(16, 2e-5, 1e9), Layout(mesh, 1, 16, schedule, stage=1)
+    shape = llama_shape(8, 4096, 32, 14_336, 32_000, 4096, kv_heads=8)
+    predicted = predict(shape, network, layout, device=H100, memory_bytes=1e12)
+    simulated = simulate(predicted.step, network=network, trace=False).elapsed_s
+    assert predicted.step_s == pytest.approx(simulated, rel=0.12)
 
 
 def test_plan_knows_the_bubbles_of_all_that_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ A layout is predicted in three steps, each of which you can read by itself:
 `plan` predicts all layouts, and sorts. `Plan.step` is the same step as a program of messages and
 computation: simulate it to see whether the sum is right.
 
-Not in it: what waits for a slow rank, or for a message of a pipeline that takes longer than its
-stage; how two kinds of messages that hide on one wire delay each other; what overlapping costs the
-computation; trees and other collectives than rings; experts with more tokens than others; reading
-data. Chapter: 14.
+Not in it: what waits for a slow rank; how two kinds of messages on one wire delay each other; what
+overlapping costs the computation; that stages which share a wire use it at different times; trees
+and other collectives than rings; experts with more tokens than others; reading data. Chapter: 14.
 """
 
 from dtlab.parallel.planner.device import (

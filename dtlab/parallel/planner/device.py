@@ -125,7 +125,7 @@ def cluster(text: str) -> tuple[Device, Topology]:
     16
     """
     form = r"([\w-]+):([0-9]{1,9})x([0-9]{1,9})"
-    parts = re.fullmatch(form, text) if isinstance(text, str) else None
+    parts = re.fullmatch(form, text.lower()) if isinstance(text, str) else None
     if parts is None or parts[1] not in DEVICES:
         raise ConfigError(f"a cluster is a device, servers and devices in each, such as h100:8x8, "
                           f"with one of the devices {', '.join(DEVICES)}; not {short(text)}")

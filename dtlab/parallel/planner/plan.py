@@ -151,7 +151,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
     n = work.message_bytes
     hop_s = hop.alpha + n * hop.beta, *(layout.chunks * n * s for s in (hop.forward, hop.both))
     free_s = _free_s(layout, wire, sent, (forward_s, backward_s))
-    gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
+    gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, output_s, *free_s)
     if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
         gather_s *= 1 + (layout.pp - 1) / (m * layout.chunks)
     terms = {
@@ -165,7 +165,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         "context parallel": m * layers * sum(messages.context_s),
         "experts": m * layers * sum(messages.experts_s),
         "bubble": bubble_s_of(*pipeline, 0.0),
-        "pipeline messages": messages_s_of(*pipeline, *hop_s),
+        "pipeline messages": messages_s_of(*pipeline, output_s, *hop_s),
         "parameters": gather_s + parameters_s,
         "gradients": gradients_s,
         "optimizer": work.optimizer_s,
@@ -187,10 +187,10 @@ def _free_s(layout: Layout, wire: Wires, messages: MessageTimes, layer_s: tuple[
     return [max(0.0, all_s - sum(each[way] for each in busy)) for way, all_s in enumerate(layer_s)]
 
 
-def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float,
+def _data_parallel(layout: Layout, work: RankWork, wire: Wires, output_s: float, forward_s: float,
                    backward_s: float) -> tuple[float, float, float]:
     """Seconds for which a step only gathers parameters for ZeRO 3, reduces gradients, gathers the
-    optimizer's new parameters. forward_s, backward_s: of a layer, free for that."""
+    optimizer's new parameters. What is free for that: output_s beside layers, the rest of each."""
     mesh, m, layers, stage = layout.mesh, layout.micro_batches, work.layers, layout.stage
     shard = wire_of(mesh, ("dp", "ep", "cp"), wire)
     copies = wire_of(mesh, "dp_replicate", wire)
@@ -205,8 +205,7 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
 
     def reduce_s(dense: float, routed: float) -> float:
         """The seconds: scattered if the optimizer is sharded, with copies all-reduced as well."""
-        scattered = half_s(dense, routed, sent)
-        scattered *= 1 if stage else 2
+        scattered = half_s(dense, routed, sent) * (1 if stage else 2)
         return scattered + 2 * copies.ring_s(layout.replicas, sent * (dense / ranks
                                                                       + routed / expert_ranks))
 
@@ -219,7 +218,8 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
     elif not layout.overlap:
         gradients_s = m * (layers * layer_s + last_s)
     else:  # each layer's while the others compute: what outlasts them, at least the last one's
-        hidden_s = (m - 1) * layers * (forward_s + backward_s) + (layers - 1) * backward_s
+        hidden_s = ((m - 1) * (layers * (forward_s + backward_s) + output_s)
+                    + (layers - 1) * backward_s)
         gradients_s = max(layer_s + last_s, m * (layers * layer_s + last_s) - hidden_s)
     if stage < 3:
         return 0.0, gradients_s, parameters_s
@@ -301,8 +301,7 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
         if why_not:
             plans.append(Plan(layout, why_not=why_not))
             continue
-        # The same for all orders of the axes.
-        work = work_of(shape, layout, device, recipe, software, masked)
+        work = work_of(shape, layout, device, recipe, software, masked)  # in any order of axes
         if why_not := work.too_large(limit):
             plans.append(Plan(layout, memory_bytes=work.memory_bytes, memory=work.memory,
                               why_not=why_not))

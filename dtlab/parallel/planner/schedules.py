@@ -49,19 +49,21 @@ def bubble_s_of(name: str, ranks: int, micro_batches: int, forward_s: float, bac
 
 
 def messages_s_of(name: str, ranks: int, micro_batches: int, forward_s: float, backward_s: float,
-                  weights_s: float, chunks: int, message_s: float, one_way_s: float, both_s: float
-                  ) -> float:
+                  weights_s: float, chunks: int, output_s: float, message_s: float,
+                  one_way_s: float, both_s: float) -> float:
     """Seconds that messages add to a step. Each takes `message_s`; a micro-batch's hold the busiest
     link for `one_way_s` forward and for `both_s` forward and backward, and no step goes faster.
-    Where messages take longer than computing, up to a half too few: ranks then send several at
-    once, which delays the first ones."""
+    output_s: for which the last rank computes more than others, a third of it forward."""
     p, m, sizes = ranks, micro_batches, (forward_s, backward_s, weights_s, chunks)
     added_s = bubble_s_of(name, p, m, *sizes, message_s) - bubble_s_of(name, p, m, *sizes, 0.0)
     if name == "gpipe":
-        return added_s + (m - 1) * sum(max(0.0, one_way_s - each) for each in sizes[:2])
-    if name == "ZB-H1":  # a rank waits for its first micro-batch's way there and back
-        added_s = max(added_s, m * (2 * (p - 1) / p * message_s - weights_s))
-    return max(added_s, m * (both_s - forward_s - backward_s))
+        return added_s + (m - 1) * sum(max(0.0, one_way_s - each - part * output_s)
+                                       for each, part in zip(sizes, (1 / 3, 2 / 3), strict=False))
+    busy_s = forward_s + backward_s + output_s
+    if name in ("1F1B", "ZB-H1"):  # waits for messages there and back; in the middle they share
+        way_s = 2 * (p - 1) / p * message_s
+        added_s = max(added_s, m * (way_s - weights_s), m * ((1 + (p > 2)) * way_s - busy_s))
+    return max(added_s, m * (both_s - busy_s))
 
 
 def in_flight(name: str, ranks: int, micro_batches: int, chunks: int, last: bool = False) -> float:

@@ -65,7 +65,7 @@ class PlannedStep:
         self.actions, self.last = schedule.rows[pp.rank], schedule.stages - 1
         self.rank_of, self.rank = schedule.rank_of, pp.rank
         self.layers = sum(work.stages[stage] for stage in schedule.stages_of(pp.rank))
-        self.ends = any(stage in (0, self.last) for stage in schedule.stages_of(pp.rank))
+        self.ends = sum(stage in (0, self.last) for stage in schedule.stages_of(pp.rank))
         self.under_way: list[Work] = []
 
     def run(self) -> None:
@@ -73,7 +73,7 @@ class PlannedStep:
         receives = {action: self.way[action.kind].irecv(_empty(size), source)
                   for action in self.actions
                   if (source := self._neighbour(action, -1)) is not None}
-        whole = self.layers * own.layer + self.ends * own.ends
+        whole = self.layers * own.layer + (self.ends > 0) * own.ends
         routed = self.layers * own.experts
         if self.layout.stage == 3 and self.layout.gather_once:
             self._gather(whole, routed)
@@ -82,7 +82,9 @@ class PlannedStep:
                 receives[action].wait()
             self._compute(action)
             if (target := self._neighbour(action, 1)) is not None:
-                self.under_way.append(self.way[action.kind].isend(_empty(size), target))
+                way = self.way[action.kind]  # a message has the wire to itself, as with NCCL
+                self.under_way.append(way.begin(
+                    lambda _, way=way, target=target: way.send(_empty(size), target)))
         _wait(self.under_way)
         if not self.layout.reduces_at_once:
             _wait(self._reduce(whole, routed))
@@ -102,7 +104,7 @@ class PlannedStep:
                    "I": work.backward_s - work.weights_s}[kind]
         reduces = self.layout.reduces_at_once and kind in "BW"  # these end the gradients of weights
         gathers = self.layout.stage == 3 and not self.layout.gather_once and kind != "W"
-        ends, layers = work.parameters.ends, work.stages[action.stage]
+        ends, layers = work.parameters.ends / max(self.ends, 1), work.stages[action.stage]
         one = work.parameters.layer, work.parameters.experts
         if gathers and action.stage in (0, self.last):
             self._gather(ends, 0.0)
@@ -116,7 +118,7 @@ class PlannedStep:
             self._layer(kind, seconds, back)
             if reduces:
                 self._wait_unless_overlap(self._reduce(*one))
-        if reduces:
+        if reduces and action.stage in (0, self.last):
             self._wait_unless_overlap(self._reduce(ends, 0.0))
 
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
@@ -143,8 +145,6 @@ class PlannedStep:
         _wait(during + tokens)
         for _ in range(0 if hides else exchanges):
             _wait(self.ep.exchange(work.ep_bytes))
-
-    # ---- parameters and gradients over data-parallel ranks ------------------------------------
 
     def _begin_gather(self, dense: float, routed: float) -> list[Work]:
         held = self.work.recipe.activation

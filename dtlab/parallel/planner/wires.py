@@ -52,7 +52,6 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
     with k ranks on each host makes k rings of a k-th of the bytes each, one a rail. rails=False:
     one ring, which ZeRO 3 of 2021 seems to have had (Narayanan et al. 2021, table 2).
     """
-
     ring_route = cache(topology.route)  # groups of other sizes ask the same
 
     @cache

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dtlab.models.shapes import Shape
 from dtlab.parallel.planner.device import Device, Software
 from dtlab.parallel.planner.layout import Layout
-from dtlab.parallel.planner.schedules import TWO_CHUNKS, in_flight, stages_of
+from dtlab.parallel.planner.schedules import HALVED, TWO_CHUNKS, in_flight, stages_of
 
 OPTIMIZER_TRAFFIC = 28  # bytes a parameter that a step of Adam reads and writes, of 4 each:
 # parameter, mean, variance both ways, and the gradient once
@@ -102,7 +102,6 @@ def stage_layers(shape: Shape, layout: Layout) -> list[int]:
     With `layout.balanced` the output layer takes the place of as many as it has parameters for, if
     that makes the largest stage smaller."""
     stages, output = layout.pp * layout.chunks, shape.vocab * shape.hidden / _used_parameters(shape)
-
     each, more = divmod(shape.layers, stages)
     even = [each + (number < more) for number in range(stages)]
     if not layout.balanced:
@@ -209,7 +208,8 @@ def _kept_elements(shape: Shape, layout: Layout, recompute: str) -> float:
 def _parameters(shape: Shape, layout: Layout, layers: int) -> Parameters:
     tp, routed = layout.tp, shape.expert_parameters / shape.layers
     layer = ((shape.parameters - _tables(shape)) / shape.layers - routed) / tp
-    ends = shape.vocab * shape.hidden * (1 if shape.tied or layout.pp > 1 else 2) / tp
+    both = layout.pp == 1 or layout.schedule in TWO_CHUNKS  # on one rank
+    ends = shape.vocab * shape.hidden * (2 if both and not shape.tied else 1) / tp
     routed /= tp * layout.ep
     return Parameters(layer, routed, ends, layers * layer + ends, layers * routed)
 
@@ -225,20 +225,23 @@ def _memory(shape: Shape, layout: Layout, recipe: Recipe, own: list[int], share:
             ) -> dict[str, float]:
     """Bytes by name, of the first stage or of the last, which has the logits. own: layers of the
     first and the last rank; share: of them that are computed again."""
-    stage, held = layout.stage, _parameters(shape, layout, max(own))
+    stage, itemsize, held = layout.stage, recipe.activation, _parameters(shape, layout, max(own))
     gathers = stage == 3 and not layout.gather_once and layout.dp * layout.ep * layout.cp > 1
     early = layout.pp == 1 or layout.reduce_each  # are gradients sharded before the end of a step?
     parameters = recipe.parameter * _sharded(held, layout, gathers)
     if gathers:  # this layer's, the next one's
-        parameters += 2 * (held.layer + held.experts) * recipe.activation
+        parameters += 2 * (held.layer + held.experts) * itemsize
     tokens = layout.micro_batch * shape.positions / layout.cp
-    whole, kept = (tokens * recipe.activation * _kept_elements(shape, layout, recompute)
+    whole, kept = (tokens * itemsize * _kept_elements(shape, layout, recompute)
                    for recompute in ("none", layout.recompute))
     kept = share * kept + (1 - share) * whole
-    logits = (recipe.activation + recipe.loss) * tokens * shape.vocab / layout.tp
-    first, last = (kept * count * in_flight(layout.schedule, layout.pp, layout.micro_batches,
-                                            layout.chunks, at_end)
-                   for count, at_end in zip(own, (False, True), strict=True))
+    held_first, held_last = (in_flight(layout.schedule, layout.pp, layout.micro_batches,
+                                       layout.chunks, last) for last in (False, True))
+    # What waits for the output layer's backward keeps logits, logarithms; for W alone, gradients.
+    waiting = 0 if layout.schedule in ("1F1B", "interleaved", *TWO_CHUNKS) else held_last - 1
+    each, busy = (4 if layout.schedule in HALVED else 4 + itemsize), itemsize + recipe.loss
+    logits = (busy + waiting * min(each, busy)) * tokens * shape.vocab / layout.tp
+    first, last = kept * own[0] * held_first, kept * own[1] * held_last
     if layout.schedule in TWO_CHUNKS:  # the first rank has the last stage, too
         last = first
     elif layout.pp > 1 and first > last + logits:
