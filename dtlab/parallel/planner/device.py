@@ -101,9 +101,9 @@ COMPILED = Software(0.83, 0.7e-3, source="with the rates of DEVICES['h100-96'] t
 SOFTWARE = {"megatron-2021": MEGATRON, "eager": EAGER, "compiled": COMPILED}
 
 
-class Server(NamedTuple):
-    """device: a name in `DEVICES`. nvlink_Bps: of a device, one direction. nic_Bps: of the network
-    card that each device has. latency_s: of a message to another server."""
+class ServerLinks(NamedTuple):
+    """The links of a server. nvlink_Bps: of each device, one direction. nic_Bps: of the network card
+    that each device has. latency_s: of a message to another server."""
 
     nvlink_Bps: float
     nic_Bps: float
@@ -111,10 +111,10 @@ class Server(NamedTuple):
 
 
 NCCL = 0.8  # the share of NVLink's rate that large collectives reach: assumed; at 256 MB it is less
-_HOPPER = Server(450e9 * NCCL, 50e9, 5e-6)
-SERVERS = {"a100": Server(300e9, 25e9, 3e-6), "a100-40": Server(300e9, 25e9, 3e-6),
+_HOPPER = ServerLinks(450e9 * NCCL, 50e9, 5e-6)
+SERVERS = {"a100": ServerLinks(300e9, 25e9, 3e-6), "a100-40": ServerLinks(300e9, 25e9, 3e-6),
            "h100": _HOPPER, "h100-96": _HOPPER, "h200": _HOPPER,
-           "b200": Server(900e9 * NCCL, 50e9, 5e-6)}
+           "b200": ServerLinks(900e9 * NCCL, 50e9, 5e-6)}
 
 
 def cluster(text: str) -> tuple[Device, Topology]:
