@@ -102,8 +102,8 @@ SOFTWARE = {"megatron-2021": MEGATRON, "eager": EAGER, "compiled": COMPILED}
 
 
 class ServerLinks(NamedTuple):
-    """The links of a server. nvlink_Bps: of each device, one direction. nic_Bps: of the network card
-    that each device has. latency_s: of a message to another server."""
+    """The links of a server. nvlink_Bps: of each device, one direction. nic_Bps: of the network
+    card that each device has. latency_s: of a message to another server."""
 
     nvlink_Bps: float
     nic_Bps: float
