@@ -20,7 +20,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from dtlab.models import llama_shape
-from dtlab.parallel.planner import EAGER, H100, Layout, Plan, predict, wires
+from dtlab.parallel.planner import EAGER, H100, Layout, Plan, Software, predict, wires
 from dtlab.published.figure import Published
 from dtlab.topology import Topology, compose, nvswitch, uniform
 
@@ -78,10 +78,10 @@ def _wires(gpus: int):  # type: ignore[no-untyped-def]
     return wires(cluster_of(gpus))
 
 
-def layout_plan(row: MeasuredLayout) -> Plan:
+def layout_plan(row: MeasuredLayout, software: Software = EAGER) -> Plan:
     """Return the predicted plan of a measured layout."""
     return predict(MODELS[row.model], cluster_of(row.gpus), row.layout, device=H100,
-                   precision="bf16, float32 gradients", software=EAGER, wire=_wires(row.gpus))
+                   precision="bf16, float32 gradients", software=software, wire=_wires(row.gpus))
 
 
 class Accuracy(NamedTuple):
@@ -97,12 +97,12 @@ class Accuracy(NamedTuple):
     rows: int
 
 
-def accuracy(rows: Iterable[MeasuredLayout]) -> Accuracy:
+def accuracy(rows: Iterable[MeasuredLayout], software: Software = EAGER) -> Accuracy:
     """Return the accuracy of predictions of `rows`, all of which ran."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     steps, memories = [], []
     for row in rows:
-        plan = layout_plan(row)
+        plan = layout_plan(row, software)
         assert row.step_s is not None
         steps.append(abs(plan.step_s / row.step_s - 1))
         if row.memory_gb:

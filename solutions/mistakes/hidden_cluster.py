@@ -1,6 +1,6 @@
 from dtlab.grading.mistakes import Mistake
 
-MESHES = "product(sizes, sizes)"
+MESHES = "product((1, 2, 4, 8, 16), (1, 2, 4, 8))"
 
 HINTS = {
     "runs": "run gives None for what doesn't fit or can't be laid out (with dp = 1, say, there is "
@@ -14,10 +14,10 @@ HINTS = {
 MISTAKES = [
     Mistake({'run(*layout) or float("inf")': "run(*layout) or 0.0"}, "None means that a layout "
             "doesn't run, not that it takes no time: count it as endless seconds."),
-    Mistake({MESHES: "product((1,), sizes)"}, "pp stays 1: where the network is slow, only "
+    Mistake({MESHES: "product((1,), (1, 2, 4, 8))"}, "pp stays 1: where the network is slow, only "
             "a pipeline is fast."),
-    Mistake({MESHES: "product(sizes, (1,))"}, "tp stays 1: inside a server it is cheap, and "
-            "with it fewer ranks reduce gradients over the slow network."),
+    Mistake({MESHES: "product((1, 2, 4, 8, 16), (1,))"}, "tp stays 1: inside a server it is cheap, "
+            "and with it fewer ranks reduce gradients over the slow network."),
     Mistake({"for kept in kinds": 'for kept in ("full",)'}, "Everything is computed again: where "
             "memory is left, keep more of it."),
     Mistake({"(micro, 2 * micro)": "(micro,)"}, "Micro-batches of one sample only: "

@@ -228,7 +228,7 @@ def test_what_is_not_synced_may_be_torn_or_lost_in_a_power_cut(unsynced, found):
 
 
 def test_a_process_that_dies_leaves_what_was_on_the_disk_at_its_last_operation():
-    plan = surviving_checkpoint.Plan([(2, "lost")])
+    plan = surviving_checkpoint.KillPlan([(2, "lost")])
     process = surviving_checkpoint.Process(plan, (), rank=0)
     sent = []
     comm = SimpleNamespace(send=lambda x, dst: sent.append((x, dst)))

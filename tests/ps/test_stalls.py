@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtlab import Comm, RankFailed, Result, ps, simulate
-from dtlab.ps.messages import Endpoint, Message
+from dtlab.ps.messages import Endpoint, ReceivedMessage
 from dtlab.topology import Topology, uniform
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 from tests.ps.shared import on_workers
@@ -32,7 +32,7 @@ def sleepy(seed: int, often: float, leases: float, ranks: range) -> Iterator[Non
     of its looks, for up to `leases` leases."""
     dice = {rank: random.Random(seed * 100 + rank) for rank in ranks}
 
-    def later(endpoint: Endpoint, timeout_s: float | None = None) -> Message | None:
+    def later(endpoint: Endpoint, timeout_s: float | None = None) -> ReceivedMessage | None:
         rng = dice.get(endpoint.comm.rank)
         if rng is not None and rng.random() < often:
             sleep_s = LEASE_S * leases * rng.random() * rng.choice([0.04, 0.2, 0.4, 1.0])
