@@ -189,7 +189,7 @@ def test_pipelines_wait_for_slow_messages_in_both_directions(mesh, schedule):
 def test_plan_knows_the_bubbles_of_all_that_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """In closed form: timing schedules, action by action, would take several times as long."""
     monkeypatch.setattr(schedules, "schedule_of", None)
-    device, network = cluster("h100:2x8")
+    device, network = cluster("H100:2x8")
     found = plan(SHAPES["Llama 3 8B"], network, 64, device=device)
     assert {"ZB-H1", "interleaved"} <= {each.layout.schedule for each in found}
 
