@@ -84,14 +84,24 @@ def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
                                 and len(actual) == len(wanted.items) for actual, _ in pairs):
         return (f"Return a tuple or a list of {len(wanted.items)} things, in this order: "
                 f"{', '.join(wanted.items)}.")
-    if wanted.items and all(difference("", actual, right, wanted.rtol) and all(
-            any(difference("", x, y, wanted.rtol) is None for x in actual) for y in right)
-            for actual, right in pairs):
+    if wanted.items and all(difference("", actual, right, wanted.rtol)
+                            and _reordered(actual, right, wanted.rtol) for actual, right in pairs):
         return f"All is right, but in another order: return {', '.join(wanted.items)}."
     if all(isinstance(actual, list) and len(actual) == 1
            and difference("", actual[0], right, wanted.rtol) is None for actual, right in pairs):
         return "Return the value itself, not the list it was received into: inbox[0]."
     return ""
+
+
+def _reordered(actual: Sequence[Any], right: Sequence[Any], rtol: float) -> bool:
+    """Do the two hold the same things, each as often, in whatever order?"""
+    left = list(actual)
+    for wanted in right:
+        same = (i for i, x in enumerate(left) if difference("", x, wanted, rtol) is None)
+        if (place := next(same, None)) is None:
+            return False
+        del left[place]
+    return True
 
 
 def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:

@@ -113,7 +113,7 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
         if check.name in trials:
             row = _row_of(check, trials[check.name])
             if row.looked_at and not row.passed:
-                row.hint = _hint(check, trials[check.name], report.rows, known(), failed,
+                row.hint = _hint(check, trials, report.rows, known(), failed,
                                  clues.REAL if runs_on_gloo(check) else usual.get(check.name, ""))
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
@@ -215,21 +215,25 @@ def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
                verdict.expected, verdict.nbytes, verdict.rounds)
 
 
-def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row],
+def _hint(check: Check, trials: Trials, earlier: Sequence[Row],
           known: Sequence[KnownMistake], failed: Set[str], usual: str) -> str:
     """Return the hint of a known mistake, or the verdict's own clue. Else the check's usual hint,
     if all earlier checks passed, as the mistake is then in what only this check tries. Else a clue
-    to a mistake that can be made in any exercise."""
-    bad = next(trial for trial in trials if not trial.verdict.passed)
+    to a mistake that can be made in any exercise, which is also preferred to a second known mistake
+    if a call gave no result."""
+    bad = next(trial for trial in trials[check.name] if not trial.verdict.passed)
     if bad.outcome.objects and bad.verdict.nbytes:
         return clues.OBJECTS
-    if hint := hint_of(known, check.name, fingerprints_of(trials), failed,
-                       [row.hint for row in earlier]) or bad.verdict.clue:
+    failure, clue, given = bad.outcome.failure, bad.clue, {row.hint for row in earlier} - {""}
+    before = {row.name: fingerprints_of(trials[row.name]) for row in earlier if row.name in trials}
+    hint = hint_of(known, check.name, fingerprints_of(trials[check.name]), failed, given, before)
+    if failure and clue and given and hint not in given:  # many mistakes end with the same error
+        return clue
+    if hint := hint or bad.verdict.clue:
         return hint
-    failure, clue = bad.outcome.failure, bad.clue
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
     special = ended and earlier and all(row.passed for row in earlier)
-    unknown = "" if any(row.hint for row in earlier) else clues.error_clue(failure)
+    unknown = "" if given else clues.error_clue(failure)
     if special:
         return usual or clue or unknown
     return clue or unknown or ("" if earlier else usual)

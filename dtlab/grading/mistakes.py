@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dtlab.errors import ConfigError
@@ -137,15 +138,19 @@ def record_text(record: Record) -> str:
 
 
 def hint_of(known: Sequence[KnownMistake], check: str, prints: Mapping[int, Fingerprint | None],
-            failed: Set[str], given: Sequence[str] = ()) -> str:
+            failed: Set[str], given: Set[str] = frozenset(),
+            earlier: Mapping[str, Mapping[int, Fingerprint | None]] = MappingProxyType({})) -> str:
     """Return the hint of the known mistake with the answer's fingerprints in this check; "" if
     there is none. prints: case → the answer's fingerprint; None: the case passes.
 
     A mistake with the same fingerprints in all cases is preferred to one with the same in all cases
     that fail, and that to one with the same in the first case that fails. Among several, those
     are preferred whose hint is already `given`, then those that fail the same checks as the answer
-    (`failed`), then those that sent as many bytes.
+    (`failed`), then those that sent as many bytes. A mistake that left something else than the
+    answer in the first case that failed in one of the `earlier` checks is another mistake.
     """
+    known = [mistake for mistake in known
+             if not any(_differs(mistake, name, found) for name, found in earlier.items())]
     wrong = [case for case, mine in prints.items() if mine is not None]
     for cases in (list(prints), wrong, wrong[:1]):
         alike = [mistake for mistake in known if (rows := mistake.fingerprints.get(check, ()))
@@ -157,6 +162,13 @@ def hint_of(known: Sequence[KnownMistake], check: str, prints: Mapping[int, Fing
                 [_sent(prints[case]) for case in cases]
                 != [_sent(mistake.fingerprints[check][case]) for case in cases])).hint
     return ""
+
+
+def _differs(mistake: KnownMistake, check: str, prints: Mapping[int, Fingerprint | None]) -> bool:
+    case = next((case for case, mine in prints.items() if mine is not None), None)
+    rows = mistake.fingerprints.get(check, ())
+    return (case is not None and any(rows) and rows[case] is not None
+            and not _alike(prints[case], rows[case]))
 
 
 def _alike(mine: Fingerprint | None, theirs: Fingerprint | None) -> bool:

@@ -25,6 +25,9 @@ MISTAKES = [
     Mistake({"free[b][a] = wires": "free[b][a] = 1"}, HINTS["bundled wires"]),
     Mistake({"return [first, second]": "return [first + first[:1], second + second[:1]]"},
             "Name the first rank once: a ring closes by itself."),
+    Mistake({"return [first, second]": "return [list(zip(r, r[1:] + r[:1])) for r in (first, "
+             "second)]"}, "A ring is the list of its ranks, in their order, not of its links: "
+            "[0, 3, 2, …], not [(0, 3), (3, 2), …]."),
     Mistake({"return [first, second]": "return first"},
             "Return two lists of ranks: return [first, second]."),
     Mistake({"if free[here][path[0]]:": "if True:"}, "The last rank must have a link to the first "

@@ -36,6 +36,9 @@ MISTAKES = [
     Mistake({"    return ends": "    return [sum(n / capacity[link] for link in route) for n, route "
              "in zip(sizes, routes)]"}, "The times on the links of a route don't add up: bytes "
             "cross all of them at once, and the narrowest sets the pace."),
+    Mistake({"free = dict(capacity)": "free = capacity"}, "Is `capacity` changed? `free = "
+            "capacity` is no copy, but the same dictionary: what is taken off it is still off when "
+            "the rates are worked out anew. Write free = dict(capacity)."),
     Mistake({"ends[flow] = now": "ends[flow] = step"}, "These are the lengths of the last "
             "stretches, each from one end to the next, not the times at which flows end: add the "
             "stretches up, now += dt."),

@@ -13,9 +13,11 @@ HINTS = {
         "β, those that each byte adds.",
     "short messages": "α is lost in the noise. Plain least squares looks at absolute errors, so a "
         "few percent of noise on the 64 MB messages outweigh every short one: make the errors "
-        "relative (divide by the time), or fit α on the short messages and β on the long ones.",
-    "long messages": "β is off: the long messages decide it. Times that were disturbed are far "
-        "too long: take the median of each size first, not the mean.",
+        "relative (divide by the time), or fit α on the short messages and β on the long ones, "
+        "on all ten of each size: a single time may be off by a tenth or more.",
+    "long messages": "β is off: the long messages decide it. Take the median of each size first, "
+        "not the mean, for some times are far too long; and fit α and β together, or take α off "
+        "first: even of a message of 1 MB, α may be a large part.",
     "outliers": "Times that were disturbed are far too long: take the median of each size first, "
         "not the mean.",
 }

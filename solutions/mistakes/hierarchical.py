@@ -17,8 +17,8 @@ HINTS = {
     "slow links": "More crosses the spine than a ring of leaders needs. Rank r belongs to group r "
         "// group, of `group` ranks; only the groups' leaders all-reduce across the spine, by a "
         "ring (not a tree, nor recursive doubling), in which all send equally much.",
-    "time": "Inside the groups whole vectors travel one after the other, so the leader's port is "
-        "the bottleneck. For long vectors: reduce-scatter the group, then gather the parts at the "
+    "time": "Inside the groups too much travels one after the other: whole vectors through the "
+        "leader's port, or one part after the other while most ranks wait. For long vectors: reduce-scatter the group, then gather the parts at the "
         "leader (collectives.reduce(…, algorithm='rabenseifner')); and back: scatter, all-gather "
         "(algorithm='scatter_allgather').",
     "rounds": "Groups must work at the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among "

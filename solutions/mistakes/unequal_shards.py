@@ -18,8 +18,8 @@ MISTAKES = [
             "averages: a sample on a small shard counts more. Weight each gradient by its number of "
             "samples, and divide the sum by all samples."),
     Mistake({TOTAL: "gradient, gradient", RETURN: "total[:-1]"},
-            "The gradients are added up, but not averaged; or they were weighted, and then divided by "
-            "this rank's samples only: add up the samples of all ranks, too."),
+            "The sum is divided by too little: not at all, or, of weighted gradients, by the samples "
+            "of one rank. Divide the sum of samples · gradient by the samples of all ranks."),
     Mistake({"    all_reduce(comm, total)\n": "", RETURN: "gradient.clone()"},
             "Each rank returns its own gradient: the others' never came."),
     Mistake({TOTAL: "gradient * (samples / all_reduce(comm, torch.tensor([samples]))), gradient",

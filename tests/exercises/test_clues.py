@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 from functools import cache
 
@@ -427,3 +428,48 @@ def test_bytes_and_rounds_stand_in_the_table_against_their_bounds():
 
 def test_a_number_that_no_float_holds_has_a_fingerprint():
     assert fingerprint([10**5000]) == fingerprint([float("inf")]) != fingerprint([1])
+
+
+def test_what_is_right_but_for_a_number_is_not_right_in_another_order():
+    def beyond_the_circle(comm):
+        left = comm.rank - 1 if comm.rank else comm.size
+        return comm.rank, comm.size, left, comm.rank + 1 if comm.rank < comm.size - 1 else comm.size
+
+    hints = judged("hello-ranks", beyond_the_circle).hints
+    assert not any("another order" in hint for hint in hints), hints
+
+
+def test_no_later_hint_is_of_a_mistake_that_an_earlier_row_rules_out():
+    def sends_its_own_chunk(comm, x):  # and never what has come
+        p, me = comm.size, comm.rank
+        chunks, inbox = x.tensor_split(p), torch.empty_like(x.tensor_split(p)[0])
+        for step in range(p - 1):
+            arriving = chunks[(me - step - 1) % p]
+            comm.sendrecv(chunks[me], (me + 1) % p, inbox[: len(arriving)], (me - 1) % p)
+            arriving += inbox[: len(arriving)]
+        for step in range(p - 1):
+            comm.sendrecv(chunks[(me + 1 - step) % p], (me + 1) % p, chunks[(me - step) % p],
+                          (me - 1) % p)
+        return x
+
+    _, *later = judged("ring-all-reduce", sends_its_own_chunk).hints
+    assert [hint.partition(".")[0] for hint in later] == [
+        "What one rank sends differs in size from what the other receives into"]
+
+    def never_closes(ranks, links):
+        left, rings = dict(links), []
+        for _ in range(2):
+            ring = [0]
+            while len(ring) < ranks:
+                here = ring[-1]
+                ring += [b for b in range(ranks) if b not in ring
+                         and left.get((min(here, b), max(here, b)))][:1] or [None]
+                if ring[-1] is None:
+                    return None
+            for a, b in itertools.pairwise(ring):
+                left[min(a, b), max(a, b)] -= 1
+            rings.append(ring)
+        return rings
+
+    report = judged("find-rings", never_closes)
+    assert not any("None comes back, even where every rank" in hint for hint in report.hints)

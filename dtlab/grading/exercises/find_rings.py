@@ -89,8 +89,9 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     for number, ring in enumerate(value, 1):
         if sorted(ring) != list(range(ranks)):
             again = len(ring) == ranks + 1 and ring[0] == ring[-1]
-            return Verdict(False, f"ring {number} is {list(ring)}"[:160], wanted,
-                           evidence="closed" if again else "not all ranks")
+            links_of = all(isinstance(rank, (list, tuple)) for rank in ring)
+            return Verdict(False, f"ring {number} is {list(ring)}"[:160], wanted, evidence=(
+                "links" if links_of else "closed" if again else "not all ranks"))
         for a, b in edges_of(ring):
             if (min(a, b), max(a, b)) not in links:
                 return Verdict(False, f"ring {number} goes from {a} to {b}, between which there is "
