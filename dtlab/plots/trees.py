@@ -10,6 +10,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, QUIET, rank_style
 from dtlab.plots.picture import Picture, page
 from dtlab.topology import check_ranks
+from dtlab.units import count_text
 
 MOST_RANKS = 32  # more can't be read in one picture
 WIDTH_IN, SIDE_IN = 11.0, 0.45
@@ -27,7 +28,7 @@ def double_tree(ranks: int) -> Picture:
                           f"take {MOST_RANKS} or fewer")
     trees = {"first half of the vector": Tree(ranks, mirrored=False),
              "second half": Tree(ranks, mirrored=True)}
-    title = f"Two trees over {ranks} ranks"
+    title = f"Two trees over {count_text(ranks, 'rank')}"
     note = "square: has children, and adds; disc: a leaf, which doesn't"
     levels = 1 + max(tree.depth(rank) for tree in trees.values() for rank in range(ranks))
     high_in = 0.42 + 0.62 * levels

@@ -96,6 +96,10 @@ def test_for_powers_of_two_halving_is_no_slower_than_the_ring_and_as_fast_as_blo
     for nbytes in (4096, 4096**2, 4096**3):
         assert time_s("halving_doubling", ranks, nbytes) <= time_s("ring", ranks, nbytes) * 1.0001
     assert "cost the same but for the rounding of the chunks (under 1 %)" in prose
+    assert "Large vector, p a power of two, 4 or more" in prose
+    fastest = min(("flat", "tree", "ring", "recursive_doubling", "halving_doubling",
+                   "binary_blocks", "double_tree"), key=lambda a: time_s(a, ranks, 10**9))
+    assert (fastest in ("halving_doubling", "binary_blocks")) == (ranks >= 4)
     for nbytes in (1264, 40_000, 100_000, 10**6, N):
         blocks, halving = (time_s(a, ranks, nbytes) for a in ("binary_blocks", "halving_doubling"))
         assert blocks == pytest.approx(halving, rel=0.01)
@@ -185,11 +189,13 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
     assert "for large vectors they are better than the single tree, but behind the ring" in prose
     assert "for 100 kB on 63 ranks" in prose
     assert "so that even the single tree is ahead" in prose
-    assert "on many ranks they leave the ring behind for all but large vectors" in prose
+    assert "from about 40 ranks on they leave the ring behind for all but large vectors" in prose
     large, small = ({name: float(ms) for name, ms in re.findall(
         rf"^(\w+) .*{size}: +([\d.]+) ms", printed("more-29"), re.M)}
         for size in ("8 ranks, 102.4 MB", "63 ranks, 100 kB"))
     assert small["tree"] < small["double_tree"] < small["ring"]
+    assert took_s("double_tree", 44, 40_000) < took_s("ring", 44, 40_000)
+    assert took_s("double_tree", 34, 40_000) > took_s("ring", 34, 40_000)
     assert large["ring"] < large["double_tree"] < large["tree"]
     assert took_s("ring", 63, N) < took_s("double_tree", 63, N) < took_s("tree", 63, N)
     animation = recording.stepper_frames("all_reduce", "double_tree", 8)

@@ -16,7 +16,9 @@ from dtlab import Comm, cost, simulate, wires
 from dtlab.collectives import all_reduce
 from dtlab.topology import (
     Topology,
+    compose,
     edge_disjoint_cycles,
+    nvswitch,
     pcie_server,
     racks,
     torus,
@@ -192,6 +194,12 @@ def test_hierarchical_pays_where_a_group_is_a_server_and_not_in_plain_racks(pros
     assert into / N == pytest.approx(3 * 7 / 8 + 1.5) == pytest.approx(4.1, abs=0.03)
     assert "where a group is a server with NVSwitch, it beats the ring" in prose
     assert servers_ms["hierarchical"] < servers_ms["ring"]
+    assert "With 2 such servers on a switch it takes three fifths" in prose
+    assert "with 16 it saves 3 %" in prose
+    for servers, share in ((2, 0.6), (16, 0.97)):
+        cluster = compose(nvswitch(8), uniform(servers, 5e-6, 12.5e9), nic_Bps=12.5e9)
+        assert ms(cluster, "hierarchical", {"group": 8}) / ms(cluster, "ring") == pytest.approx(
+            share, abs=0.01)
     assert "Groups of four, in a cluster whose servers have eight GPUs: right sums, too slow" in \
         prose
     took = dict(re.findall(r"groups of +(\d+): +([\d.]+) ms", printed("breaks-groups-run")))
