@@ -183,6 +183,15 @@ def test_hierarchical_and_torus_put_2_times_g_minus_1_by_g_n_on_each_uplink(
             assert crossed[f"rack{rack}", "spine"] == 2 * (groups - 1) * n // groups
 
 
+def test_near_partners_first_beat_the_ring_where_uplinks_are_narrow(prose: str) -> None:
+    assert "here it is ahead from 32:1 on; with two racks of four, from 8:1 on" in prose
+    for shape, first in (((4, 8), 32), ((2, 4), 8)):
+        for ratio in (first / 2, first * 0.9, first, 4 * first):
+            cluster = racks(*shape, oversubscription=ratio)
+            ahead = ms(cluster, "halving_doubling_near") < ms(cluster, "ring")
+            assert ahead == (ratio >= first), (shape, ratio)
+
+
 def test_hierarchical_pays_where_a_group_is_a_server_and_not_in_plain_racks(prose: str) -> None:
     rows = re.findall(r"(\w+) +([\d.]+) ms; up", printed("hierarchical-run"))
     racks_ms, servers_ms = ({name: float(ms) for name, ms in each} for each in (rows[:3], rows[3:]))
