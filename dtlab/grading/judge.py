@@ -113,7 +113,8 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
         if check.name in trials:
             row = _row_of(check, trials[check.name])
             if row.looked_at and not row.passed:
-                row.hint = _hint(check, trials[check.name], report.rows, known(), failed,
+                row.hint = _hint(check, trials[check.name], report.rows,
+                                 _not_ruled_out(check, checks, report.rows, known()), failed,
                                  clues.REAL if runs_on_gloo(check) else usual.get(check.name, ""))
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
@@ -131,6 +132,16 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
             report.details = failure.details
         report.printed = outcome.printed_by(max(failure.rank, 0) if failure else 0)
     return report
+
+
+def _not_ruled_out(check: Check, checks: Sequence[Check], earlier: Sequence[Row],
+                   known: Sequence[KnownMistake]) -> list[KnownMistake]:
+    """Return the mistakes that fail where the answer has failed in an earlier check of the same
+    judge: one that is right there ("It works for powers of two only") is not the answer's."""
+    failed = [other.name for other, row in zip(checks, earlier, strict=False)
+              if other.judge is check.judge and row.looked_at and not row.passed]
+    return [each for each in known
+            if all(any(each.fingerprints.get(name, ())) for name in failed)]
 
 
 def runs_on_gloo(check: Check) -> bool:
