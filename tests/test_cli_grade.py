@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import shutil
@@ -120,13 +121,17 @@ def test_what_makes_no_sense_gets_one_sentence(words, sentence, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_class_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("error", "code"), [
+    (KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "No space left on device"), 2)])
+@pytest.mark.parametrize("step", ["class_grading.grade_class", "class_report.write_results"])
+def test_a_class_that_is_interrupted_says_how_to_go_on(step, error, code, tmp_path, monkeypatch):
     def interrupted(*_, **__):
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(class_grading, "grade_class", interrupted)
+    monkeypatch.setattr(class_grading, "grade_class", lambda *_, **__: [])
+    monkeypatch.setattr(f"dtlab.grading.{step}", interrupted)
     result = grade(tmp_path, "--out", tmp_path / "out")
-    assert result.exit_code == 130
+    assert result.exit_code == code
     assert "the same command goes on from there" in result.stderr
 
 

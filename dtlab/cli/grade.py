@@ -132,11 +132,11 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     try:
         graded = grade_class(folders[0], out, jobs=jobs, seed=seed, sandbox=sandbox, course=course,
                              deadline=deadline, watch=_watched)
-    except KeyboardInterrupt:
+        write_results(graded, out, seed, names)
+    except (KeyboardInterrupt, OSError):
         typer.echo(f"dtlab: stopped; what is graded is kept in {out}, and the same command goes on "
                    f"from there", err=True)
         raise
-    write_results(graded, out, seed, names)
     failed = [each for each in graded if each.report.error]
     learners = len({each.hand_in.learner for each in graded})
     typer.echo(f"hand-ins: {len(graded)}, of learners: {learners}, not gradable: {len(failed)}; "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
     pairs = _argument_pairs(wanted.args_after, outcome.args_after)
     if wanted.returns is not None:
         pairs = list(zip(outcome.values, wanted.returns, strict=True))
-        if clue := _return_clue(pairs, wanted):
+        if clue := _return_clue(pairs, wanted, () if case.harness else wanted.items):
             return clue
     elif clue := _in_place_clue(case, outcome, wanted):
         return clue
@@ -77,31 +78,23 @@ def _argument_pairs(wanted: Sequence[Any] | None, actual: Sequence[Any]) -> list
             for pair in zip(args, right, strict=False) if pair[1] is not ANY]
 
 
-def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
+def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted, items: Sequence[str]) -> str:
+    """Explain what is wrong with the form of what is returned. items: what the function itself
+    returns, if it is several things, rather than a harness."""
     if all(actual is None and right is not None for actual, right in pairs):
         return _NOTHING
-    if wanted.items and not all(isinstance(actual, (tuple, list))
-                                and len(actual) == len(wanted.items) for actual, _ in pairs):
-        return (f"Return a tuple or a list of {len(wanted.items)} things, in this order: "
-                f"{', '.join(wanted.items)}.")
-    if wanted.items and all(difference("", actual, right, wanted.rtol)
-                            and _reordered(actual, right, wanted.rtol) for actual, right in pairs):
-        return f"All is right, but in another order: return {', '.join(wanted.items)}."
+    if items and not all(isinstance(actual, (tuple, list)) and len(actual) == len(items)
+                         for actual, _ in pairs):
+        return (f"Return a tuple or a list of {len(items)} things, in this order: "
+                f"{', '.join(items)}.")
+    if items and all(difference("", actual, right, wanted.rtol) and any(
+            difference("", order, right, wanted.rtol) is None for order in permutations(actual))
+            for actual, right in pairs):
+        return f"All is right, but in another order: return {', '.join(items)}."
     if all(isinstance(actual, list) and len(actual) == 1
            and difference("", actual[0], right, wanted.rtol) is None for actual, right in pairs):
-        return "Return the value itself, not the list it was received into: inbox[0]."
+        return "Return the value itself, not the list that it is in: inbox[0], say."
     return ""
-
-
-def _reordered(actual: Sequence[Any], right: Sequence[Any], rtol: float) -> bool:
-    """Do the two hold the same things, each as often, in whatever order?"""
-    left = list(actual)
-    for wanted in right:
-        same = (i for i, x in enumerate(left) if difference("", x, wanted, rtol) is None)
-        if (place := next(same, None)) is None:
-            return False
-        del left[place]
-    return True
 
 
 def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
@@ -157,9 +150,10 @@ def _kind_clue(actual: Any, right: Any) -> str:
                 != (right.shape, right.dtype) else "")
     for kind, name in _KINDS.items():
         if isinstance(right, kind) and not isinstance(actual, kind):
+            came = actual[:40] if isinstance(actual, Opaque) else type(actual).__name__
             return (f"None comes back where {name} is asked for: is there a `return`?"
-                    if actual is None else f"Return {name}, not "
-                    f"{actual[:40] if isinstance(actual, Opaque) else type(actual).__name__}.")
+                    if actual is None else f"{name[:1].upper()}{name[1:]} is asked for where "
+                    f"{came} comes back.")
     return ""
 
 

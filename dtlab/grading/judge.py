@@ -19,7 +19,7 @@ from dtlab.grading import clues
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
 from dtlab.grading.compare import Fingerprint, fingerprint
 from dtlab.grading.exercise import FAR_MORE, Check, Exercise, Verdict
-from dtlab.grading.mistakes import KnownMistake, hint_of, recorded
+from dtlab.grading.mistakes import KnownMistake, alike, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
 from dtlab.grading.referee import CASE_LIMIT_S
 from dtlab.grading.report import Report, Row
@@ -113,7 +113,8 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
         if check.name in trials:
             row = _row_of(check, trials[check.name])
             if row.looked_at and not row.passed:
-                row.hint = _hint(check, trials, report.rows, known(), failed,
+                possible = _not_ruled_out(check, checks, report.rows, trials, known())
+                row.hint = _hint(check, trials[check.name], report.rows, possible, failed,
                                  clues.REAL if runs_on_gloo(check) else usual.get(check.name, ""))
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
@@ -131,6 +132,20 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
             report.details = failure.details
         report.printed = outcome.printed_by(max(failure.rank, 0) if failure else 0)
     return report
+
+
+def _not_ruled_out(check: Check, checks: Sequence[Check], earlier: Sequence[Row], trials: Trials,
+                   known: Sequence[KnownMistake]) -> Sequence[KnownMistake]:
+    """Return the mistakes that leave what the answer has left in the first case that failed of each
+    earlier check. Where the mistake passes, it is another one if the judge is the same ("It works
+    for powers of two only"); else the answer may contain two."""
+    for other, row in zip(checks, earlier, strict=False):
+        if row.looked_at and not row.passed:
+            found = fingerprints_of(trials[other.name])
+            case = next(case for case, mine in found.items() if mine is not None)
+            known = [each for each in known if alike(found[case], each.left(other.name, case))
+                     or (each.left(other.name, case) is None and other.judge is not check.judge)]
+    return known
 
 
 def runs_on_gloo(check: Check) -> bool:
@@ -215,18 +230,17 @@ def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
                verdict.expected, verdict.nbytes, verdict.rounds)
 
 
-def _hint(check: Check, trials: Trials, earlier: Sequence[Row],
+def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row],
           known: Sequence[KnownMistake], failed: Set[str], usual: str) -> str:
     """Return the hint of a known mistake, or the verdict's own clue. Else the check's usual hint,
     if all earlier checks passed, as the mistake is then in what only this check tries. Else a clue
     to a mistake that can be made in any exercise, which is also preferred to a second known mistake
     if a call gave no result."""
-    bad = next(trial for trial in trials[check.name] if not trial.verdict.passed)
+    bad = next(trial for trial in trials if not trial.verdict.passed)
     if bad.outcome.objects and bad.verdict.nbytes:
         return clues.OBJECTS
     failure, clue, given = bad.outcome.failure, bad.clue, {row.hint for row in earlier} - {""}
-    before = {row.name: fingerprints_of(trials[row.name]) for row in earlier if row.name in trials}
-    hint = hint_of(known, check.name, fingerprints_of(trials[check.name]), failed, given, before)
+    hint = hint_of(known, check.name, fingerprints_of(trials), failed, given)
     if failure and clue and given and hint not in given:  # many mistakes end with the same error
         return clue
     if hint := hint or bad.verdict.clue:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dtlab.errors import ConfigError
@@ -37,6 +36,11 @@ class KnownMistake(NamedTuple):
 
     hint: str
     fingerprints: Fingerprints
+
+    def left(self, check: str, case: int) -> Fingerprint | None:
+        """What it leaves behind in this case; None: the case passes, or was not tried."""
+        rows = self.fingerprints.get(check)
+        return rows[case] if rows else None
 
 
 class Record(NamedTuple):
@@ -138,40 +142,29 @@ def record_text(record: Record) -> str:
 
 
 def hint_of(known: Sequence[KnownMistake], check: str, prints: Mapping[int, Fingerprint | None],
-            failed: Set[str], given: Set[str] = frozenset(),
-            earlier: Mapping[str, Mapping[int, Fingerprint | None]] = MappingProxyType({})) -> str:
+            failed: Set[str], given: Set[str] = frozenset()) -> str:
     """Return the hint of the known mistake with the answer's fingerprints in this check; "" if
     there is none. prints: case → the answer's fingerprint; None: the case passes.
 
     A mistake with the same fingerprints in all cases is preferred to one with the same in all cases
     that fail, and that to one with the same in the first case that fails. Among several, those
     are preferred whose hint is already `given`, then those that fail the same checks as the answer
-    (`failed`), then those that sent as many bytes. A mistake that left something else than the
-    answer in the first case that failed in one of the `earlier` checks is another mistake.
+    (`failed`), then those that sent as many bytes.
     """
-    known = [mistake for mistake in known
-             if not any(_differs(mistake, name, found) for name, found in earlier.items())]
     wrong = [case for case, mine in prints.items() if mine is not None]
     for cases in (list(prints), wrong, wrong[:1]):
-        alike = [mistake for mistake in known if (rows := mistake.fingerprints.get(check, ()))
-                 and all(_alike(prints[case], rows[case]) for case in cases)]
-        if alike:
-            return min(alike, key=lambda mistake: (
+        same = [mistake for mistake in known if mistake.fingerprints.get(check)
+                and all(alike(prints[case], mistake.left(check, case)) for case in cases)]
+        if same:
+            return min(same, key=lambda mistake: (
                 mistake.hint not in given,
                 {name for name, rows in mistake.fingerprints.items() if any(rows)} != failed,
                 [_sent(prints[case]) for case in cases]
-                != [_sent(mistake.fingerprints[check][case]) for case in cases])).hint
+                != [_sent(mistake.left(check, case)) for case in cases])).hint
     return ""
 
 
-def _differs(mistake: KnownMistake, check: str, prints: Mapping[int, Fingerprint | None]) -> bool:
-    case = next((case for case, mine in prints.items() if mine is not None), None)
-    rows = mistake.fingerprints.get(check, ())
-    return (case is not None and any(rows) and rows[case] is not None
-            and not _alike(prints[case], rows[case]))
-
-
-def _alike(mine: Fingerprint | None, theirs: Fingerprint | None) -> bool:
+def alike(mine: Fingerprint | None, theirs: Fingerprint | None) -> bool:
     if mine is None or theirs is None:
         return mine is theirs
     return mine.matches(theirs)

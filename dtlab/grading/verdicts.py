@@ -53,8 +53,11 @@ def _of_failure(case: Case, failure: CaseFailure) -> Verdict:
     doing = [line.split()[:2] for line in failure.details.splitlines()[1:]
              ] if failure.kind == "deadlock" else []
     text = " ".join((actual + at).split())
+    # Sizes and ranks tell one mismatch from another; other numbers may be addresses in memory.
+    told = failure.message if failure.error == "ShapeMismatch" else _without_numbers(
+        failure.message)
     return Verdict(False, text if len(text) <= 220 else text[:219] + "…", "a result", evidence=(
-        failure.kind, failure.error, _without_numbers(failure.message), doing))
+        failure.kind, failure.error, told, doing))
 
 
 def _without_numbers(text: str) -> str:

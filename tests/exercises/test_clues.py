@@ -13,10 +13,12 @@ import torch
 from dtlab import Send, collectives
 from dtlab.collectives.registry import IMPLEMENTATIONS
 from dtlab.grading.compare import fingerprint
+from dtlab.grading.exercise import find_exercise
+from dtlab.grading.mistakes import Mistake, answer_of
 from dtlab.ps.consistency import SSP
 from dtlab.simulator.network import fair_rates
 from dtlab.topology import edge_disjoint_cycles
-from tests.exercises.answers import first_hint, judged, solution
+from tests.exercises.answers import SOLUTIONS, first_hint, judged, solution
 
 CLUES = []
 PASS_RIGHT, RING = solution("fix-deadlock"), solution("ring-all-reduce")
@@ -319,7 +321,7 @@ def a_loss_in_float32(comm, logits, targets, first):
     return loss.double(), gradient.double()
 
 
-@clue("bruck-all-to-all", 0, "Return a tensor, not list")
+@clue("bruck-all-to-all", 0, "A tensor is asked for where list comes back")
 def rows_in_a_list(comm, parts):
     return list(solution("bruck-all-to-all")(comm, parts))
 
@@ -473,3 +475,21 @@ def test_no_later_hint_is_of_a_mistake_that_an_earlier_row_rules_out():
 
     report = judged("find-rings", never_closes)
     assert not any("None comes back, even where every rank" in hint for hint in report.hints)
+
+
+@pytest.mark.parametrize(("exercise", "changed", "said"), [
+    ("hello-ranks", {"(comm.rank + 1)": "(comm.rank + 1000)"}, "in another order"),
+    ("shift", "def shift(comm, x):\n    own, other = x.clone(), torch.empty_like(x)\n"
+     "    comm.sendrecv(own, (comm.rank + 1) % comm.size, other, (comm.rank - 1) % comm.size)\n"
+     "    x.copy_(other)\n    return own", "in another order"),
+    ("finish-times", {"return ends": "return [ends]"}, "received"),
+    ("fix-deadlock", {"return inbox[0]": "return 0"}, "Return a list"),
+    ("place-job", {"[:ranks]": "[ranks:]"}, "not of racks"),
+    ("binomial-broadcast", {"distance *= 2": "distance *= 1000"}, "powers of two"),
+    ("ring-all-reduce", {"(me - step - 1)": "(me - step + 1)"}, "sends to its left"),
+], ids=lambda each: each if isinstance(each, str) and "\n" not in each else "")
+def test_a_hint_says_nothing_that_is_false(exercise, changed, said):
+    answer = answer_of(Mistake(changed, ""), find_exercise(exercise), SOLUTIONS)
+    report = judged(exercise, answer)
+    assert not report.passed
+    assert said not in " ".join(report.hints), str(report)

@@ -228,6 +228,26 @@ def find_rings(ranks, links):
     if ranks % 2: return [[*range(n)], [2 * i % n for i in range(n)]]
     return [[n, *((s + (-1) ** i * ((i + 1) // 2)) % n for i in range(n))] for s in (0, 1)]
 """
+_OR = """
+def chain_node(node, message):  # an add that comes twice changes nothing
+    kept, (what, number) = node.setdefault("kept", {}), message[:2]
+    if what == "chain": node["chain"] = message[1]
+    ends, place = [None, *node["chain"], None], node["chain"].index(node["me"])
+    before, after = ends[place], ends[place + 2]
+    def pass_on(add):
+        if after is not None:
+            kept[add[1]] = add
+            return [(after, add)]
+        kept.pop(add[1], None)
+        return [("client", ("done", add[1]))] + [(before, ("ack", add[1]))] * (before is not None)
+    if what == "read": return [("client", ("value", number, node["values"].get(message[2], 0)))]
+    if what == "chain": return [sent for add in list(kept.values()) for sent in pass_on(add)]
+    if what == "ack":
+        kept.pop(number, None)
+        return [(before, message)] * (before is not None)
+    node["values"][message[2]] = node["values"].get(message[2], 0) | message[3]
+    return pass_on(message)
+"""
 
 ATTACKS: tuple[Attack, ...] = (
     Attack("a number in a tensor, where any object may come", """
@@ -269,4 +289,5 @@ def pass_right(comm, value):
     Attack("a hash that another process does not have", _OWN_HASH, "consistent-hashing", most=9),
     Attack("the layout of the least memory, unseen", _LEAST_MEMORY, "choose-layout"),
     Attack("the same two rings on every mesh", _FIXED_RINGS, "find-rings"),
+    Attack("adds whose bits are set, so that none counts twice", _OR, "chain-replication"),
 )

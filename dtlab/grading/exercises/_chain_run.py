@@ -1,12 +1,14 @@
 """Chapter 09: a chain of nodes, its network, a client and a master, simulated message by message.
 
 A *schedule* (a seed) orders all that could happen at the same time, so it determines a run, and up
-to a crash a run equals the one without the crash. Add number i adds 4ⁱ, so that the digits of a
-value to base 4 tell how often each add is in it.
+to a crash a run equals the one without the crash. Add number i adds 5ⁱ, so that the digits of a
+value to base 5 tell how often each add is in it. (The bits of these overlap: neither their or nor
+their xor, where an add that comes twice does no harm, or undoes itself, is the sum.)
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from collections import defaultdict, deque
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 CLIENT, MASTER = "client", "master"
 KEYS = ("w", "b")
 ADDS = 6
+BASE = 5
 WINDOW = 3  # adds that the client has under way at most
 MOST_MESSAGES = 3_000  # delivered in one run; a right answer needs about a hundred
 
@@ -71,7 +74,7 @@ class Client:
     def add(self) -> None:
         """Send one more add to the head."""
         place = len(self.adds)
-        message = ("add", next(self._numbers), KEYS[place % 2], 4**place)
+        message = ("add", next(self._numbers), KEYS[place % 2], BASE**place)
         self.adds[message[1]] = self.open[message[1]] = message
         self._post(self.chain[0], message)
 
@@ -99,7 +102,7 @@ class Client:
         sent = {place for place, add in enumerate(self.adds.values()) if add[2] == asked[2]}
         number = value if isinstance(value, int) and value >= 0 else None
         self.reads.append((number, self._before[asked[1]] & sent, sent))
-        seen = {place for place in sent if number is not None and number // 4**place % 4}
+        seen = {place for place in sent if number is not None and number // BASE**place % BASE}
         self.certain |= seen
         self.guessed |= seen - known
 
@@ -214,8 +217,8 @@ class ChainRun:
 
 
 def place_of(add: ChainMessage) -> int:
-    """Return its number among the adds: i of ("add", number, key, 4ⁱ)."""
-    return int(add[3]).bit_length() // 2
+    """Return its number among the adds: i of ("add", number, key, BASEⁱ)."""
+    return round(math.log(add[3], BASE))
 
 
 def copied(sent: Any) -> Any:

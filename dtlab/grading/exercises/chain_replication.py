@@ -13,7 +13,7 @@ import cloudpickle
 from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._chain_run import ChainMessage, ChainRun, Crash, Receive, copied
+from dtlab.grading.exercises._chain_run import BASE, ChainMessage, ChainRun, Crash, Receive, copied
 from dtlab.grading.standard import always
 
 # (receive, nodes, …) → its results. It runs in the learner's process with the learner's function
@@ -123,13 +123,13 @@ def _problem(run: ChainRun) -> str:
     for value, certain, sent in client.reads:
         if value is None:
             return "a read was answered with something that is not a number"
-        counts = {place: value // 4**place % 4 for place in range(len(client.adds))}
+        counts = {place: value // BASE**place % BASE for place in range(len(client.adds))}
+        if value != sum(counts[place] * BASE**place for place in sent):
+            return f"a read returned {value}, which no adds make"
         if twice := [place for place in sent if counts[place] > 1]:
             return f"add {twice[0]} counts {counts[twice[0]]} times"
         if lost := [place for place in certain if not counts[place]]:
             return f"add {lost[0]}, acknowledged or seen before, is not in a later read"
-        if value != sum(4**place for place in sent if counts[place]):
-            return f"a read returned {value}, which no adds make"
     for request in client.open.values():
         return "a read was never answered" if request[0] == "read" else "an add was never answered"
     return ""

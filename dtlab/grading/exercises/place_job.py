@@ -85,9 +85,9 @@ def _valid(case: Case, outcome: Outcome) -> Verdict:
     value, where, ranks = outcome.values[0], case.facts["cluster"], case.facts["ranks"]
     wanted = f"{ranks} different free hosts"
     if taken := [host for host in value if host not in where.free]:
-        return Verdict(False, f"host {taken[0]}", wanted)
+        return Verdict(False, f"host {taken[0]}", wanted, evidence=value)
     return Verdict(len(value) == ranks == len(set(value)),
-                   f"{len(value)} hosts, {len(set(value))} different", wanted)
+                   f"{len(value)} hosts, {len(set(value))} different", wanted, evidence=value)
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
