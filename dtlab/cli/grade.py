@@ -200,7 +200,7 @@ def _try_attacks(sandbox: str | None, only: str, course: Path | None) -> None:
     if not count:
         raise ConfigError(f"no attack has {only!r} in its name")
     failed = 0
-    for number, attack in enumerate(gallery.run_gallery(sandbox, only, course), 1):
+    for number, attack in enumerate(gallery.run_gallery(sandbox, [only], course), 1):
         failed += not attack.held
         typer.echo(f"{number:3} of {count}  {'held  ' if attack.held else 'FAILED'}  "
                    f"{attack.points:g} of {attack.max_points:g} points, "

@@ -28,7 +28,8 @@ def difference(name: str, actual: Any, wanted: Any, rtol: float = 0.0) -> Differ
         return _tensor_difference(name, actual, wanted, rtol)
     if isinstance(wanted, (list, tuple)):
         if not isinstance(actual, (list, tuple)) or len(actual) != len(wanted):
-            return _says(name, actual), f"{len(wanted)} values"
+            text = repr(wanted)
+            return _says(name, actual), text if len(text) <= 40 else f"{len(wanted)} values"
         pairs = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(actual, wanted, strict=True))]
     elif isinstance(wanted, dict):
         if not isinstance(actual, dict) or set(actual) != set(wanted):

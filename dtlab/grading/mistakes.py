@@ -38,7 +38,7 @@ class KnownMistake(NamedTuple):
     fingerprints: Fingerprints
 
     def left(self, check: str, case: int) -> Fingerprint | None:
-        """What it leaves behind in this case; None: the case passes, or was not tried."""
+        """The fingerprint of its result in this case; None: the case passes, or was not tried."""
         rows = self.fingerprints.get(check)
         return rows[case] if rows else None
 

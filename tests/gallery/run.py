@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ class Outcome:
         return good and not self.left
 
 
-def run_gallery(sandbox: str | None = None, only: str = "",
+def run_gallery(sandbox: str | None = None, only: Sequence[str] = ("",),
                 course: Path | None = None) -> Iterator[Outcome]:
-    """Each attack whose name has `only` in it, one after the other, in this sandbox."""
+    """Each attack whose name contains one of `only`, one after the other, in this sandbox."""
     box = choose_sandbox(sandbox)
     os.environ["DTLAB_GALLERY"] = "1"  # inherited by what the sandbox "none" starts
     solutions = course_folder(course)
@@ -62,7 +62,7 @@ def run_gallery(sandbox: str | None = None, only: str = "",
         honest = solutions / "00_welcome.ipynb"
         grade_notebook(honest, solutions, sandbox=box)  # starts what then stays
         for attack in EVERYTHING:
-            if only in attack.name:
+            if any(part in attack.name for part in only):
                 file = Path(name) / "attack.ipynb"
                 file.write_text(json.dumps(notebook_of(attack, solutions)))
                 yield _try(attack, file, honest, solutions, box)

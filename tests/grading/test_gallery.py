@@ -27,14 +27,12 @@ def test_names_tell_the_attacks_apart():
         json.dumps(notebook_of(attack, ROOT / "solutions"))
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("only", QUICK)
-def test_the_grader_holds(only):
+@pytest.mark.timeout(600)
+def test_the_grader_holds():
     try:
         box = choose_sandbox("bubblewrap")
     except ConfigError as error:
         pytest.skip(str(error))
-    outcomes = list(run_gallery(box, only))
-    assert outcomes
-    for outcome in outcomes:
-        assert outcome.held, outcome
+    outcomes = list(run_gallery(box, QUICK))
+    assert len(outcomes) >= len(QUICK)
+    assert not [outcome for outcome in outcomes if not outcome.held]
