@@ -193,6 +193,8 @@ def failure_clue(failure: CaseFailure) -> str:
     """Return the clue to why a call gave no result; "" if that isn't clear."""
     if failure.kind == "deadlock":
         return _deadlock_clue(failure)
+    if failure.kind == "died" and failure.message == "signal SIGABRT":
+        return _ABORTED
     if failure.kind != "raised":
         at = f" The last line seen: {failure.at}." if failure.at else ""
         return _ENDS.get(failure.kind, "").format(at=failure.at, seen=at)
@@ -212,6 +214,8 @@ def error_clue(failure: CaseFailure | None) -> str:
 
 _ENDLESS = ("The function had not ended in time: look for an infinite loop, or for work that is "
             "done again and again.{seen}")
+_ABORTED = ("A rank's process crashed. Over Gloo that happens where a message is larger than what "
+            "it is received into: do all ranks make the same calls, with the same sizes?")
 _ENDS = {
     "pending": "Call wait() on everything that isend, irecv, post and begin return, or cancel() "
                "it, before the function returns. This line began it: {at}.",
