@@ -19,8 +19,6 @@ MISTAKES = [
             "That is the sum over the ranks: divide by comm.size."),
     Mistake({"total / comm.size": "total / everywhere.flatten().bincount(minlength=len(g)).clamp(1)"},
             "Each place is divided by the number of ranks that sent it: divide by all of them."),
-    *(Mistake({"total / comm.size": wrong}, "The sum is divided by k: it is the mean over the ranks, "
-              "so divide by comm.size.") for wrong in ("total / k", "total / (comm.size * k)")),
     Mistake({ADD: "total.index_add_(0, places, values)"}, "Only this rank's own entries are in the "
             "result: add up what all ranks sent."),
     Mistake({"memory.abs().topk": "memory.topk"}, "The largest are those of largest absolute value: "
