@@ -272,7 +272,7 @@ _RAISED = [  # part of "error: message" → hint
      "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "
      "`comm.accumulate_(chunks[b], inbox)`: both change x in place."),
     (r"tuple index out of range",
-     "There are fewer pieces than the index asks for. x.tensor_split(k) makes k pieces of any x, "
+     "A tuple has fewer parts than the index asks for. x.tensor_split(k) makes k pieces of any x, "
      "0 to k − 1; x.split(m) makes pieces of m elements, x.chunk(k) may make fewer than k; and an "
      "index that goes round needs % k."),
     (r"can't (send to|receive from) rank -?\d",
