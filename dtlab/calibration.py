@@ -81,6 +81,9 @@ def fit(sizes: Sequence[int], times: Sequence[Sequence[float]]) -> Line:
 
 def measure(sizes: Sequence[int] = SIZES, repeats: int = 25) -> list[list[float]]:
     """Run `ping_pong` between two real processes of this machine, over Gloo."""
+    check_whole("repeats", repeats)
+    for nbytes in sizes:
+        check_whole("a size in bytes", nbytes, 0)
     result = launch(ping_pong, (sizes, repeats), 2, timeout=60.0)
     halves: list[list[float]] = result.values[0]
     return halves

@@ -71,3 +71,9 @@ def test_in_a_burst_each_message_starts_an_overhead_after_the_one_before(
     assert result.values[0] == pytest.approx([closed_s] * 3, rel=1e-9)
     found = simulate(calibration.overhead_s, 3, network=network, overhead_s=overhead_s).values[0]
     assert found == pytest.approx(overhead_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("sizes", "repeats"), [([4], 0), ([4], -1), ([4], 2.5), ([-4], 3)])
+def test_what_cannot_be_measured_is_refused(sizes, repeats) -> None:
+    with pytest.raises(ConfigError, match=r"must be a whole number, [01] or more"):
+        calibration.measure(sizes, repeats)

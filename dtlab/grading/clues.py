@@ -187,6 +187,8 @@ def failure_clue(failure: CaseFailure) -> str:
     """Return the clue to why a call gave no result; "" if that isn't clear."""
     if failure.kind == "deadlock":
         return _deadlock_clue(failure)
+    if failure.kind == "died" and failure.message == "signal SIGABRT":
+        return _ABORTED
     if failure.kind != "raised":
         at = f" The last line seen: {failure.at}." if failure.at else ""
         return _ENDS.get(failure.kind, "").format(at=failure.at, seen=at)
@@ -206,6 +208,8 @@ def error_clue(failure: CaseFailure | None) -> str:
 
 _ENDLESS = ("The function had not ended in time: look for an infinite loop, or for work that is "
             "done again and again.{seen}")
+_ABORTED = ("A rank's process crashed. Over Gloo that happens where a message is larger than what "
+            "it is received into: do all ranks make the same calls, with the same sizes?")
 _ENDS = {
     "pending": "Call wait() on everything that isend, irecv, post and begin return, or cancel() "
                "it, before the function returns. This line began it: {at}.",
@@ -262,7 +266,7 @@ _RAISED = [  # part of "error: message" → hint
      "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "
      "`comm.accumulate_(chunks[b], inbox)`: both change x in place."),
     (r"tuple index out of range",
-     "There are fewer pieces than the index asks for. x.tensor_split(k) makes k pieces of any x, "
+     "A tuple has fewer parts than the index asks for. x.tensor_split(k) makes k pieces of any x, "
      "0 to k − 1; x.split(m) makes pieces of m elements, x.chunk(k) may make fewer than k; and an "
      "index that goes round needs % k."),
     (r"can't (send to|receive from) rank -?\d",

@@ -134,7 +134,7 @@ class SoftSync(Consistency):
     fast worker may give several of them. No pull waits.
 
     1-softsync gathers as many as BSP, without its barrier; λ-softsync is ASP. The mean staleness is
-    about n: divide the step by it, with `StalenessAwareSGD`.
+    about λ/⌊λ/n⌋, which is n if n divides λ: divide the step by it, with `StalenessAwareSGD`.
     Source: Zhang et al., Staleness-aware async-SGD for distributed deep learning, IJCAI 2016.
     """
 

@@ -70,6 +70,7 @@ class Range(Partition):
     """
 
     def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Shards:
+        check_whole("the number of servers", len(servers))
         total = sum(spec.units * max(spec.width, 1) for spec in specs.values())
         cuts = [total * i // len(servers) for i in range(len(servers) + 1)]
         shards, begin = {}, 0
@@ -172,6 +173,7 @@ def ring_of(servers: tuple[int, ...], vnodes: int) -> tuple[np.ndarray, np.ndarr
 
 def _by_hash(specs: Mapping[Key, Spec], servers: Sequence[int],
              owner: Callable[[np.ndarray], np.ndarray]) -> Shards:
+    check_whole("the number of servers", len(servers))
     shards: Shards = {}
     for key, spec in specs.items():
         if spec.table and spec.units:

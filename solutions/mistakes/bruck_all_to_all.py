@@ -17,8 +17,8 @@ HINTS = {
         "r ^ 2^k exist for powers of two only.",
     "any parts": "parts has shape (p, …), any dtype, and may be empty: torch.empty_like makes a "
         "buffer for what arrives.",
-    "rounds": "Sending each part straight to its rank takes p − 1 rounds. Let parts hop 1, 2, 4, "
-        "… ranks ahead, many in one message: one sendrecv per round.",
+    "rounds": "It takes more than ⌈lg p⌉ rounds. Let parts hop 1, 2, 4, … ranks ahead, all that "
+        "move in a round in one message: one sendrecv per round.",
     "bytes": "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer.",
 }
 
@@ -49,7 +49,13 @@ def bruck_all_to_all(comm, parts):
     for d in range(1, p):
         comm.sendrecv(parts[(me + d) % p], (me + d) % p, result[(me - d) % p], (me - d) % p)
     return result
-""", HINTS["rounds"]),
+""", "Sending each part straight to its rank takes p − 1 rounds. Let parts hop 1, 2, 4, … ranks ahead, "
+            "many in one message: one sendrecv per round."),
+    Mistake({MOVE: "[comm.sendrecv(a, (me + hop) % p, b, (me - hop) % p) for a, b in zip(leaving, "
+             "arriving)]"}, "Each part travels in a message of its own: send all rows that move in a "
+            "round together, moving[rows], with one sendrecv."),
+    Mistake({"while hop < p:": "for _ in range(p.bit_length() - 1):"}, "The last round is missing "
+            "where p is no power of two: it takes ⌈lg p⌉ rounds, so go on while hop < p."),
     Mistake({"leaving = moving[rows]": "leaving = moving", BACK: "moving[rows] = arriving[rows]"},
             ALL),
     Mistake("""

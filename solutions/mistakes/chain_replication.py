@@ -1,8 +1,9 @@
 from dtlab.grading.mistakes import Mistake
 
 HINTS = {
-    "no crash": "The tail, which answers reads, must be the last to have an add, and the one that "
-        "acknowledges it.",
+    "no crash": "Each node carries out every add, once for each number: values[key] grows by amount. "
+        "The tail, the last to have an add, answers: (\"done\", number) to an add, (\"value\", number, "
+        "value) to a read.",
     "asked again": "The same message may come again, from the client or from the node before: "
         "remember the numbers of adds that you have carried out, and pass these on without adding.",
     **dict.fromkeys(("head dies", "tail dies"), "The tail answers every add, also one that it has "
@@ -18,6 +19,10 @@ HINTS = {
 }
 
 MISTAKES = [
+    Mistake({'node["values"].get(message[2], 0) + message[3]': "message[3]"}, "An add replaces the value: "
+            "amount is added to values[key], which is 0 at first."),
+    Mistake({"number not in had": "message[2] not in had", "had.add(number)": "had.add(message[2])"},
+            "Only the first add of each key counts: what is carried out once is each `number`."),
     Mistake({"            kept[add[1]] = add\n": ""}, "Messages on their way to the dead node are "
             "lost, and no node sends them again: each node keeps what it has passed on until the "
             "tail's acknowledgement comes back; when the chain changes, it notes the new one, and "

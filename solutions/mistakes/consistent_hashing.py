@@ -37,8 +37,8 @@ MISTAKES = [
     Mistake({"        at = bisect.bisect(ring, (spot(key),))": "        at = spot(key)"},
             COUNTED),
     Mistake({NAMES: 'spot(f"{place}/{v}"), server) for place, server in enumerate(servers)'},
-            "A server's points depend on its place in the list: when one comes or dies, those of "
-            "others move. Hash the servers' names."),
+            "A place in a list counts, a server's or a key's: in another order, or when a server comes "
+            "or dies, others move. Hash the names."),
     Mistake({"            if server not in mine:\n                mine.append(server)":
              "            mine.append(server)"}, "Two copies on one server die together. The next "
             "point on the ring may be the same server's: go on until you find another one."),
@@ -49,8 +49,9 @@ MISTAKES = [
     Mistake({"return placed": "return {key: mine[0] for key, mine in placed.items()}"},
             "Each key has a *list* of servers, also if it is only one."),
     Mistake({"at += 1": "at += 7919"}, NEXT),
-    Mistake({"placed[key] = mine": "placed[key] = sorted(mine)"}, "The order of a key's servers is lost "
-            "(sorted, or a set): the one that leads comes first, then the next round the ring."),
+    *(Mistake(change, "When the first server of a key dies, its second must lead: they are the next "
+              "different servers round the ring, in this order (not backwards, not sorted, no set).")
+      for change in ({"placed[key] = mine": "placed[key] = sorted(mine)"}, {"at += 1": "at -= 1"})),
     Mistake({f"sorted(({NAMES} for v in range(150))": "[(2**64 * place // len(servers), server) "
              "for place, server in enumerate(sorted(servers))]"}, COUNTED),
     Mistake({"        while len": "        line = sorted(servers)\n        at = "

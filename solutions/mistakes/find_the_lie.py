@@ -9,8 +9,8 @@ HINTS = {
         "once.",
     "place": "Return y and a set of the names of the arguments whose gradients the printed layer "
         "gets wrong, of norm, up, scale, down, bias.",
-    "norm": "The gradient of `norm` is wrong, which lies before the region: does h enter the "
-        "region through copy_to?",
+    "norm": "The gradient of `norm` or of x is wrong, which lie before the region: what enters it "
+        "through copy_to, once, is h; x and y at the end are the same on all ranks as they are.",
     "scale": "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
         "columns by it, so each has a part of its gradient.",
     "bias": "The gradient of `bias` is wrong: it is added after the sum, to what is the same on "
@@ -51,6 +51,11 @@ MISTAKES = [
             "multiplies its own columns by it, so each has a part of its gradient."),
     Mistake({"+ bias": "+ copy_to(comm, bias)"}, f"The gradient of `bias` is wrong. {BIAS}: no "
             "copy_to there."),
+    Mistake({"return x": "return copy_to(comm, x)"}, "The gradient of x is wrong: x is added after the "
+            "sum, to what is the same on all ranks: no copy_to there."),
+    Mistake({"y = reduce_from(comm, h @ down.T)": "y = copy_to(comm, reduce_from(comm, h @ down.T))"},
+            "y's gradient is the same on all ranks: a copy_to after the sum multiplies it by their "
+            "number."),
     Mistake({ENTER: "copy_to(comm, copy_to(comm, x * norm))"}, "h enters the region twice, so its "
             "gradient is reduced twice: one copy_to is enough."),
     Mistake({"@ down.T": "@ copy_to(comm, down).T"}, "The gradient of `down` is reduced over the "

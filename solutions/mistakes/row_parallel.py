@@ -31,6 +31,10 @@ MISTAKES = [
     Mistake({Y: "sum(all_gather(comm, x @ weight.T)) + bias",
              "    y =": "    from dtlab.collectives import all_gather\n    y ="},
             "More moves than one all-reduce of y: don't gather the parts of y."),
+    Mistake({Y: "torch.cat([*all_gather(comm, x)], 1) @ torch.cat([*all_gather(comm, weight)], 1).T + "
+             "bias", "    y =": "    from dtlab.collectives import all_gather\n    y ="},
+            "The inputs and the weight are gathered, which moves more than y, and fails where ranks "
+            "hold different numbers of columns: multiply what this rank has, and add up the results."),
     Mistake({"dy @ weight,": "all_reduce(comm, dy @ weight),"}, MANY),
     Mistake({"dy.T @ x,": "all_reduce(comm, dy.T @ x),"}, MANY),
     Mistake({"dy @ weight, dy.T @ x": "dy.T @ x, dy @ weight"}, "The order is y, and then the "

@@ -30,6 +30,8 @@ MISTAKES = [
             "were given (w.sub_(…), w.copy_(…)), don't make new ones."),
     Mistake({MEAN: "lr"}, "The step is taken with the sum of the gradients: divide by the number of "
             "workers, servers not counted."),
+    Mistake({MEAN: "lr / servers"}, "The sum is divided by the number of servers: divide it by the "
+            "number of workers."),
     Mistake({MEAN: "lr / comm.size"}, "The sum is divided by the number of all ranks: divide it by "
             "the number of workers; servers have no gradient."),
     Mistake({MEAN: "1 / len(workers)"},

@@ -13,6 +13,12 @@ MISTAKES = [
             "Off by one, too strict: a worker that is s clocks ahead may still read."),
     Mistake({RULE: 'request == "push" or clock - min(clocks) <= staleness + 1'},
             "Off by one, too lax: a worker that is s + 1 clocks ahead may not read."),
+    Mistake({RULE: 'request == "push" or clock <= min(clocks)'}, "s is missing, so that is BSP: a worker "
+            "may read while it is at most s clocks ahead of the slowest."),
+    Mistake({RULE: 'request == "push" or clock <= staleness'}, "The clock itself is compared with s: "
+            "what counts is how far it is ahead of the slowest, clock − min(clocks)."),
+    Mistake({RULE: 'request == "push" or clock - min(clocks) == staleness'}, "A worker that is less than "
+            "s clocks ahead may read, too: compare with <=."),
     Mistake({RULE: "True"}, "Every pull is answered: that is ASP. Do you compare with the fastest "
             "worker? It is the slowest that holds the others back: min(clocks)."),
     Mistake({RULE: 'request == "push" or max(clocks) - clock <= staleness'}, "You bound how far a "

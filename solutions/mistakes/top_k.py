@@ -8,8 +8,8 @@ LOST = ("The memory ends as it began, so what isn't sent is lost. `memory += g` 
 
 HINTS = {
     **dict.fromkeys(("mean", "memory"), "memory += g; send its k largest entries (by absolute "
-        "value, with their signs) and their places; set these to 0 in the memory. g belongs to "
-        "the caller."),
+        "value, with their signs) and their places; set these to 0 in the memory. Return the sum "
+        "of what all ranks sent, divided by comm.size. g belongs to the caller."),
     "edges": "If k is larger than the vector, send all of it: k = min(k, len(g)).",
     "bytes": "Send only k values and their k places (all_gather), not a whole vector.",
 }
@@ -19,6 +19,8 @@ MISTAKES = [
             "That is the sum over the ranks: divide by comm.size."),
     Mistake({"total / comm.size": "total / everywhere.flatten().bincount(minlength=len(g)).clamp(1)"},
             "Each place is divided by the number of ranks that sent it: divide by all of them."),
+    Mistake({ADD: "total.index_add_(0, places, values)"}, "Only this rank's own entries are in the "
+            "result: add up what all ranks sent."),
     Mistake({"memory.abs().topk": "memory.topk"}, "The largest are those of largest absolute value: "
             "x.abs().topk(k), then x at these places, with their signs."),
     Mistake({"values = memory[places]": "values = memory.abs()[places]"}, "What was sent has lost "

@@ -6,8 +6,9 @@ PULL = "        comm.recv(weights, aggregator)  # 7\n"
 ANSWER = "Send(weights, aggregator) for aggregator in aggregators"
 
 HINTS = {
-    "weights": "Some gradients are missing, or counted twice. Which ranks are in a machine is "
-        "what `machines` says; their numbers need not follow each other.",
+    "weights": "The new weights are weights − lr · (sum of all workers' gradients) / (number of "
+        "workers): is each gradient in the sum, once, and is the sum divided once? Which ranks are "
+        "in a machine is what `machines` says.",
     "uneven machines": "It works only where all machines hold equally many workers. The mean of "
         "the machines' means is not the mean: send sums, divide by the number of all workers.",
     "any layout": "A machine's ranks need not follow each other, a machine may hold one worker, "
@@ -35,6 +36,12 @@ MISTAKES = [
     Mistake({TOTAL: "comm.send(total / (1 + len(neighbours)), server)", COUNT: "lr / len(machines)"},
             "That is the mean of the machines' means, in which a worker of a small machine counts "
             "for more. Send sums, and divide by the number of all workers at the end."),
+    Mistake({TOTAL: "comm.send(total / (1 + len(neighbours)), server)"}, "The sum is divided twice, in "
+            "the machine and at the server: send sums, and divide by the number of all workers at "
+            "the end."),
+    Mistake({ANSWER: "Send(total / sum(map(len, machines)), aggregator) for aggregator in aggregators"},
+            "The workers end with the mean gradient: the server must send the new weights, "
+            "weights − lr · mean."),
     Mistake({HAND_OUT: "", PULL: ""}, "Only the aggregators have the new weights: each must send "
             "them to the ranks of its machine, which receive them into the `weights` they were given."),
     Mistake({"        " + TOTAL: "        weights.sub_(total, alpha=lr / (1 + len(neighbours)))\n"

@@ -52,6 +52,15 @@ MISTAKES = [
             "over all ranks."),
     Mistake({"    gradient = z.exp()": "    [all_reduce(comm, z[:, :1] + 0) for _ in range(width)]\n    gradient = z.exp()"},
             HINTS["bytes"]),
+    Mistake("""
+def vocab_loss(comm, logits, targets, first):
+    from dtlab.collectives import all_gather
+    whole = torch.cat([*all_gather(comm, logits)], 1).requires_grad_()
+    loss = torch.nn.functional.cross_entropy(whole, targets)
+    loss.backward()
+    return loss.detach(), whole.grad[:, first : first + logits.shape[1]].clone()
+""", "All logits are gathered, which moves too much, and fails where ranks have different widths: reduce "
+            "the largest logit, the sum of the exponentials and the target's logit."),
     Mistake({"mine = (column >= 0) & (column < width)": "column = column.clamp(0, width - 1)\n"
              "    mine = column >= 0"}, "A rank that lacks the target's column takes another one: it "
             "adds 0 there, and takes 1 off nowhere."),

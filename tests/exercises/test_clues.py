@@ -10,8 +10,10 @@ from functools import cache
 import pytest
 import torch
 
-from dtlab import Send, collectives
+from dtlab import Recv, Send, collectives
 from dtlab.collectives.registry import IMPLEMENTATIONS
+from dtlab.grading.case import CaseFailure
+from dtlab.grading.clues import failure_clue
 from dtlab.grading.compare import fingerprint
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.mistakes import Mistake, answer_of
@@ -377,6 +379,24 @@ def flat_in_one_exchange(comm, x, root):
         comm.recv(x, root)
 
 
+@clue("sharded-store", 5, "Too little goes through the servers")
+def worker_to_worker(comm, weights, grads, servers, lr):
+    others = [rank for rank in range(servers, comm.size) if rank != comm.rank]
+    for key in sorted(grads):
+        inboxes = [torch.empty_like(grads[key]) for _ in others]
+        comm.exchange(*(Send(grads[key], rank) for rank in others),
+                      *(Recv(inbox, rank) for inbox, rank in zip(inboxes, others, strict=True)))
+        weights[key] -= lr * sum(inboxes, grads[key]) / (comm.size - servers)
+    return weights
+
+
+@clue("chain-replication", 0, '("value", number, value) to a read')
+def reads_are_done(node, message):
+    if message[0] == "read":
+        return [("client", ("done", message[1]))]
+    return solution("chain-replication")(node, message)
+
+
 report_on = cache(judged)
 
 
@@ -493,3 +513,22 @@ def test_a_hint_says_nothing_that_is_false(exercise, changed, said):
     report = judged(exercise, answer)
     assert not report.passed
     assert said not in " ".join(report.hints), str(report)
+
+
+def test_a_high_loss_alone_names_no_mistake():
+    def by_the_amount_of_g(request, worker, w, g, backups, lr, lam):
+        if request == "pull":
+            backups[worker] = w.clone()
+        else:
+            w -= lr * (g + lam * g.abs() * (w - backups[worker]))
+        return w
+
+    report = judged("dc-asgd", by_the_amount_of_g)
+    assert "loss under delay" in [row.name for row in report.rows if not row.passed]
+    assert not any("One backup for all" in hint for hint in report.hints), str(report)
+
+
+def test_a_crash_over_gloo_is_not_said_to_be_a_call_of_exit():
+    assert failure_clue(CaseFailure("died", 2, message="signal SIGABRT")).startswith(
+        "A rank's process crashed")
+    assert "Don't call exit" in failure_clue(CaseFailure("died", 2, message="exit code 3"))

@@ -223,3 +223,8 @@ def test_the_guess_six_rounds_for_4032_pieces(prose: str) -> None:
     assert min(took, key=took.__getitem__) == "bruck"
     assert round(took["bruck"] * 1e6) == 121
     assert cost.rounds("all_to_all", "bruck", 64, 256) == 6
+
+
+def test_the_table_also_takes_one_rank_which_sends_nothing() -> None:
+    table = Chapter("04b").defined("setup", "network", "call", "cell-073")["table"]
+    assert "| all_to_all bruck | 0 | 0.00 n |" in table(1, 1024).data

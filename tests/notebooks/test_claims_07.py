@@ -258,11 +258,13 @@ def test_a_tree_grows_with_its_levels_and_spreading_beats_it_on_equal_wires(pros
     assert all(c < b < a for a, b, c in zip(star, tree, spread, strict=True))
     assert tree[2] - tree[1] == tree[1] - tree[0]  # two levels each
     assert "a binary tree of depth d takes at most 3d·α, and spreading 2(p−1)·α" in prose
+    assert "short vectors, where latency decides: p·α, against 2(p−1)·α" in prose
     for ranks in range(2, 32):
         depth, full = ranks.bit_length() - 1, ranks & (ranks + 1) == 0
         network = uniform(ranks, 1.0, 1e15)  # only latency counts
-        tree, spread = (simulate(summed_by, placement, network=network).elapsed_s
-                        for placement in ("tree", "spread"))
+        star, tree, spread = (simulate(summed_by, placement, network=network).elapsed_s
+                              for placement in ("on_one", "tree", "spread"))
+        assert star == pytest.approx(ranks)
         assert spread == pytest.approx(2 * (ranks - 1))
         assert tree == pytest.approx(3 * depth) if full else tree < 3 * depth
 

@@ -102,7 +102,7 @@ def test_losses_that_the_text_names_are_those_that_are_printed(prose: str) -> No
     assert "with the rest forgotten 0.25, with the rest kept 0.13" in prose
     assert found["1 bit, rest forgotten"][1] == 0.25
     assert found["1 bit, rest kept"][1] == 0.13
-    assert "the memory is still half as long as all gradients together" in prose
+    assert "the norm of the memory is still half that of the sum of all gradients" in prose
     assert "53%" in printed("feedback-sum")
 
 

@@ -184,3 +184,9 @@ def test_servers_come_and_go_on_processes() -> None:
 def test_vnodes_must_be_some() -> None:
     with pytest.raises(ConfigError, match="vnodes"):
         ps.ConsistentHash(0)
+
+
+@pytest.mark.parametrize("partition", [ps.Range(), ps.Hash(), ps.ConsistentHash()])
+def test_no_servers_are_refused(partition: ps.Partition) -> None:
+    with pytest.raises(ConfigError, match="number of servers must be a whole number, 1 or more"):
+        partition.place({"w": Spec((3,), torch.float32)}, [])

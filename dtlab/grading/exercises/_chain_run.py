@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 CLIENT, MASTER = "client", "master"
 KEYS = ("w", "b")
+ANSWERS = {"add": "done", "read": "value"}
 ADDS = 6
 BASE = 5
 WINDOW = 3  # adds that the client has under way at most
@@ -92,11 +93,15 @@ class Client:
             if (old[0], old[-1]) != (self.chain[0], self.chain[-1]):
                 for asked in list(self.open.values()):
                     self._post(self.chain[0 if asked[0] == "add" else -1], asked)
-        elif request := self.open.pop(message[1], ()):  # else it was answered before
-            if message[0] == "done":
-                self.certain.add(place_of(request))
-            else:
-                self._note(request, message[2], known)
+            return
+        request = self.open.get(message[1])
+        if request is None or message[0] != ANSWERS[request[0]]:
+            return  # it was answered before, or this is no answer to it
+        del self.open[message[1]]
+        if message[0] == "done":
+            self.certain.add(place_of(request))
+        else:
+            self._note(request, message[2], known)
 
     def _note(self, asked: ChainMessage, value: Any, known: set[int]) -> None:
         sent = {place for place, add in enumerate(self.adds.values()) if add[2] == asked[2]}

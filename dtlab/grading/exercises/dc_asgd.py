@@ -94,7 +94,8 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     actual, trained = outcome.values[0], train(right, seed)
     reached, least = loss_of(actual, seed), loss_of(trained, seed)
     good = reached <= least * 1.01 and not difference("weights", actual, trained, 1e-6)
-    return Verdict(good, f"loss {reached:.4g}", f"≤ {least * 1.01:.3f}, by DC-ASGD's weights")
+    return Verdict(good, f"loss {reached:.4g}", f"≤ {least * 1.01:.3f}, by DC-ASGD's weights",
+                   evidence=reached)
 
 
 def _build(seed: int) -> list[Check]:

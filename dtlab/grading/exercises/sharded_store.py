@@ -59,7 +59,8 @@ def _missing(case: Case, outcome: Outcome) -> Verdict | None:
         return None
     return Verdict(False, f"servers received {received:,} B, sent {sent:,} B",
                    f"≥ {least:,} B each: every worker's gradient goes to the servers, the new "
-                   "weights come from them")
+                   "weights come from them", clue="Too little goes through the servers: every "
+                   "worker's gradient goes to them, and the new weights come from them.")
 
 
 def _balance(case: Case, outcome: Outcome) -> Verdict:

@@ -60,7 +60,8 @@ def _between(case: Case, outcome: Outcome) -> Verdict:
     if total <= allowed and min(into, out) < len(machines) * vector:
         return Verdict(False, f"{into:,} B to the server, {out:,} B from it",
                        f"≥ {len(machines) * vector:,} B each way: from each machine's aggregator "
-                       "one sum, to it the new weights")
+                       "one sum, to it the new weights", clue="Too little goes through the "
+                       "server: each machine's sum goes to it, and the new weights come from it.")
     return Verdict(total <= allowed, f"{total:,} B between machines",
                    f"≤ {allowed:,} B: 2·S a machine", f"{total:,} / {allowed:,}",
                    evidence=(total, into, out))
