@@ -11,8 +11,8 @@ HINTS = {
         "of all ranks.",
     "empty": "A rank without micro-batches must take part in the all-reduce all the same, with "
         "zeros of the given length, and a count of 0.",
-    "traffic": "The gradients are reduced more than once. Add up on each rank first; one "
-        "all-reduce of the sums, after the last micro-batch, is enough.",
+    "traffic": "More is sent than it takes. Add up on each rank first; one all-reduce of the sums, "
+        "after the last micro-batch, is enough.",
 }
 
 MISTAKES = [
@@ -26,6 +26,14 @@ MISTAKES = [
             "all ranks."),
     Mistake({"len(batch) * gradient": "gradient", "+= len(batch)": "+= 1"}, "All micro-batches "
             "count alike, whatever their size: weigh each with its samples."),
+    Mistake({"total[-1] += len(batch)": "total[-1] += 1"}, "The sum is divided by the number of "
+            "micro-batches: divide it by the number of samples."),
+    Mistake({"len(batch) * gradient": "gradient"}, "The gradients of micro-batches are means, each "
+            "divided by its samples already: multiply each by them before you add it up."),
+    Mistake({"total[-1] +=": "total[-1] ="}, "Only the samples of each rank's last micro-batch are "
+            "counted: add the counts up."),
+    Mistake({f"    {REDUCE}\n": ""}, "Each rank has the mean over its own samples only: nothing is "
+            "reduced over the ranks."),
     Mistake({RETURN: "total[:-1]"}, "This is the sum over all samples: divide by their number."),
     Mistake({f"    {REDUCE}": f"    mine = max(total[-1].item(), 1)\n    {REDUCE}",
              RETURN: "total[:-1] / mine"}, "Divided by the samples of this rank only: add up the "

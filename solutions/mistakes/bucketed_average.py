@@ -5,12 +5,12 @@ FULL, LAST = "sum(map(len, bucket)) >= least", " or number == 0"
 HOLDS = "A bucket is closed once it holds at least `least` elements, and not before."
 
 HINTS = {
-    "averages": "Join a bucket with torch.cat, average it, and copy each part back into its own "
-        "gradient: split it by the lengths of the gradients, in the order in which they were "
+    "averages": "Join a bucket with torch.cat, average it over the ranks (op=\"avg\"), and copy "
+        "each part back into its own gradient: split it by the lengths of the gradients, in the order in which they were "
         "joined: `bucket.split([len(g) for g in ...])`.",
     "any sizes": "It fails where the last bucket isn't full, or a gradient is small.",
     **dict.fromkeys(("messages", "order"), "Fill the buckets from the end of `grads`; close each "
-        "once it holds `least` elements."),
+        "once it holds `least` elements, and begin the next one empty. Nothing else travels."),
 }
 
 MISTAKES = [
@@ -18,6 +18,13 @@ MISTAKES = [
             "ranks, or op=\"avg\"."),
     Mistake({"g.copy_(piece)": "g.copy_(piece / comm.size)"}, "The average is divided by the number "
             "of ranks once more: op=\"avg\" does it by itself."),
+    Mistake({f"            {REDUCE}\n": ""}, "Nothing is sent, so each rank has its own gradients "
+            "still: call all_reduce on each bucket."),
+    *(Mistake({"    bucket = []\n    for": "    bucket, held = [], 0\n    for", FULL: "held >= least",
+               "bucket.append(grad)": "bucket.append(grad)\n        held += len(grad)",
+               "            bucket = []\n": f"            bucket = []{more}\n"}, "The count of a "
+              "bucket's elements doesn't begin at 0: what the bucket before held counts no more.")
+      for more in ("", "\n            held -= least")),
     Mistake({LAST: ""}, "The last bucket is lost: what is left when the loop ends, though not full, "
             "must be reduced, too."),
     Mistake({"g.copy_(piece)": "g = piece"}, "Nothing has changed in `grads`: copy the averages "

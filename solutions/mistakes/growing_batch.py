@@ -8,13 +8,13 @@ ROUNDED = ("Batches are rounded up, or to the nearest: round them down, so that 
 HINTS = {
     "batches": "A stage whose rate was divided by f has a batch f times as large, and the first "
         "stage's rate.",
-    "samples": "A stage of s steps with batches of b samples sees s·b samples: divide by the new "
-        "batch, and round up.",
+    "samples": "Each stage by itself: s steps with batches of b samples see s·b samples; divide by "
+        "the new batch, and round up.",
     "noise scale": "Where the batch is rounded down, the rate has to fall a little, too: rate over "
         "batch is what stays.",
     "limit": "A batch above the largest is cut to it; the rate that goes with it keeps rate over "
         "batch, and the steps are those of the batch that was cut.",
-    "edges": "The first stage stays as it is; a stage without steps has none afterwards.",
+    "edges": "The first stage stays as it is; a stage of 0 steps stays a stage, of 0 steps.",
     "loss": "Keep each stage's noise scale and its samples: then the loss comes out the same.",
 }
 
@@ -28,6 +28,9 @@ MISTAKES = [
             "rate over batch."),
     Mistake({GROWN: "min(most, int(batch * rate / first + 1e-9))"},
             "The batch shrinks with the rate: it has to grow as the rate falls."),
+    *(Mistake({GROWN: f"min(most, {whole})"}, "A batch is an int, of whole samples: int(…) rounds it "
+              "down to one; a division, also by //, leaves a float.")
+      for whole in ("batch * first / rate", "(batch * first / rate + 1e-9) // 1")),
     Mistake({STEPS: "count"}, "As many steps as before, with larger batches: that is many times "
             "the samples. Keep the samples."),
     Mistake({STEPS: "count * batch // grown"}, "The last samples of a stage are missing: round "

@@ -2,6 +2,8 @@ from dtlab.grading.mistakes import Mistake
 
 FIRST = "min(m, p - r)"
 
+TOO_FEW = ("Too few forwards come first, so a rank waits again and again: rank r begins with "
+           "min(m, p − r) of them.")
 ALTERNATING = """
 def one_f_one_b(p, m):
     rows = []
@@ -30,10 +32,8 @@ MISTAKES = [
             "rank r, then backward and forward in turn."),
     Mistake({FIRST: "min(m, p)"}, "All ranks begin with p forwards: rank r needs p − r of them; the "
             "last rank alternates from the beginning."),
-    Mistake({FIRST: "min(m, max(p - r - 1, 1))"}, "One forward too few: with p − r − 1 of them a "
-            "rank waits again and again. Rank r begins with p − r."),
-    Mistake({FIRST: "min(m, 1)"}, "Every rank begins with one forward, so the ranks work one after "
-            "the other: rank r begins with p − r, then it waits no more."),
+    Mistake({FIRST: "min(m, max(p - r - 1, 1))"}, TOO_FEW),
+    Mistake({FIRST: "min(m, 1)"}, TOO_FEW),
     Mistake({FIRST: "min(m, r + 1)"}, "The other way round: rank 0 begins with the most forwards, "
             "p of them, and the last rank with one."),
     Mistake({FIRST: "min(m, p - r - 1)"}, "One forward too few: the last rank would begin with a "
@@ -41,6 +41,8 @@ MISTAKES = [
     Mistake(ALTERNATING.replace("range(m - first, m)]", "reversed(range(m - first, m))]")
             .replace("p - r - 1", "min(m, p - r - 1)"), "The last backwards go through the "
             "micro-batches the other way round: 0 comes first, as the next stage does it first."),
+    Mistake({"return rows": "return rows[::-1]"}, "The lists are in another order than the ranks: "
+            "rank r has stage r, and its list is number r."),
     Mistake({FIRST: "p - r"}, HINTS["any p, any m"]),
     Mistake(ALTERNATING, HINTS["any p, any m"]),
 ]

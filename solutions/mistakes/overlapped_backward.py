@@ -13,14 +13,16 @@ HINTS = {
         "`comm.begin(all_reduce, layer.grad, \"avg\")`. `begin` takes the function and its "
         "arguments, but not comm, and calls it itself. Wait for all that began at the end, and "
         "touch no gradient before that: it is under way.",
-    **dict.fromkeys(("fast network", "slow network"), "Some reductions hide, but not all that "
-        "could: begin each as soon as its gradient is there, and wait for none before all layers "
+    **dict.fromkeys(("fast network", "slow network"), "Reduce each layer's gradient by itself, once; "
+        "begin as soon as it is there, the last layer's first, and wait for none before all layers "
         "have computed."),
 }
 
 MISTAKES = [
     Mistake({'"avg", ': ""}, "The gradients are summed, but not averaged: op=\"avg\", or divide."),
     Mistake({BEGIN: "pass"}, "Each rank has its own gradients still: nothing was reduced."),
+    Mistake({BEGIN: BEGIN.replace("layer.grad", "layer.grad.clone()")}, "A copy of each gradient is "
+            "reduced: reduce `layer.grad` itself, or assign what wait() returns to it."),
     Mistake({BEGIN: BEGIN + " if layer is not layers[0] else None"}, "The first layer's gradient is "
             "not reduced: it comes last, and needs an all-reduce, too."),
     Mistake({BEGIN: BEGIN + " if layer is not layers[-1] else None"},

@@ -7,12 +7,12 @@ ALL_REDUCED = 'rows(all_reduce(comm, grad, "avg"))[comm.rank].clone()'
 
 HINTS = {
     "weights": "v = mu · v_before + the mean of all ranks' gradients; then weights − lr · v.",
-    "any length": "It fails where N does not divide n: pad the vector with zeros to a multiple of "
-        "N.",
-    "state": "`state` has to hold this rank's shard of the momentum, all of it and no more: another rank "
-        "goes on with it.",
-    "traffic": "A reduce-scatter of the gradients and an all-gather of the weights are enough: an "
-        "all-reduce sends the sums of all shards to every rank.",
+    "any length": "It fails where N does not divide n: pad both vectors with zeros, at the end, to a "
+        "multiple of N, and cut what was gathered to n elements.",
+    "state": "`state` has to hold this rank's shard of the momentum, ⌈n/N⌉ elements, all of it and no "
+        "more: another rank goes on with it.",
+    "traffic": "One reduce-scatter of the gradients and one all-gather of the weights are enough. (An "
+        "all-reduce sends as much as both: the sums of all shards to every rank.)",
 }
 
 MISTAKES = [
@@ -25,9 +25,9 @@ MISTAKES = [
     Mistake({"all_gather(comm, shard).flatten()": "torch.stack([shard if r == comm.rank else row "
              "for r, row in enumerate(rows(weights))]).flatten()"},
             "Each rank has its own new shard only: the others never got it. All-gather the shards."),
-    Mistake({KEEP: "torch.zeros_like(mean)"}, "The momentum begins at zero in every step: keep it "
-            "in `state`, and keep the new one (`v = mu * v + mean` makes another tensor); nothing "
-            "else lasts from step to step."),
+    Mistake({KEEP: "torch.zeros_like(mean)"}, "Each step is as if v had been zero before: keep v "
+            "in `state`, the new one (`v = mu * v + mean` makes another tensor), as nothing else "
+            "lasts from step to step; and step with lr · v."),
     Mistake({"v.mul_(mu).add_(mean)": "v.mul_(mu).add_(mean, alpha=1 - mu)"},
             "v = mu · v_before + mean: the mean isn't multiplied by 1 − mu here."),
     Mistake({"add_(mean)": "add_(mean, alpha=lr)", "- lr * v": "- v"}, "lr is in v, as if it were the "
@@ -62,7 +62,5 @@ MISTAKES = [
              "torch.zeros_like(mean)": "whole[comm.rank]"},
             "A view keeps the whole vector alive: `state` holds a shard, and with it all of the "
             "vector that it was cut from. .clone() it."),
-    Mistake({"    mean =": REDUCE, MEAN: ALL_REDUCED},
-            "A reduce-scatter of the gradients is enough: an all-reduce sends the sums of all "
-            "shards to every rank."),
+    Mistake({"    mean =": REDUCE, MEAN: ALL_REDUCED}, HINTS["traffic"]),
 ]

@@ -6,14 +6,15 @@ ALL_REDUCE = '(__import__("dtlab").collectives.all_reduce(comm, padded, "avg")).
 
 HINTS = {
     "gradients": "The loss is half the sum of the squares of the last layer's output, so backward "
-        "begins with that output; each layer's backward takes the input that its forward had.",
+        "begins with that output; each layer's backward takes the input that its forward had. "
+        "Each gradient's average over the ranks is what reduce_scatter(…, op=\"avg\") leaves.",
     "any size": "It fails where N does not divide a layer: its shards are padded with zeros. Cut "
-        "the gathered vector to layer.numel, and pad the gradient again.",
+        "the gathered vector to layer.numel, and pad the gradient again, at its end.",
     "peak": "Are all layers gathered before the first runs, is one that has been used still held, "
         "in a list or a variable, or are whole gradients kept until the end? Gather one, use it, "
         "free it.",
-    "traffic": "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the "
-        "gradients sends every rank the sums of all shards, of which it needs one.",
+    "traffic": "Two gathers of each layer, one for forward and one for backward, and a reduce-scatter "
+        "of its gradient are enough. (An all-reduce sends as much as a reduce-scatter and a gather.)",
 }
 
 MISTAKES = [
@@ -73,6 +74,5 @@ MISTAKES = [
     Mistake({"return mine": "return [torch.cat([g] * comm.size)[: len(g)] for g in mine]"},
             "The shards that you return are views, and a view keeps its whole vector alive: "
             ".clone() them."),
-    Mistake({REDUCE: ALL_REDUCE + "[comm.rank].clone()"}, "An all-reduce of the gradients sends "
-            "every rank the sums of all shards, of which it needs one: reduce-scatter."),
+    Mistake({REDUCE: ALL_REDUCE + "[comm.rank].clone()"}, HINTS["traffic"]),
 ]

@@ -18,8 +18,8 @@ _CLUES = {  # part of the error of a schedule that can't run → the mistake
                 "these two micro-batches. (Backwards go through the micro-batches in the order of "
                 "the forwards, 0 first.)",
     "done twice": "A micro-batch passes each stage forward once, and backward once.",
-    "missing": "Some backward (or forward) never comes: after the last forward, the backwards that "
-               "are left must follow, on each rank.",
+    "missing": "An action never comes: each micro-batch needs, on each stage, F, and then B, or "
+               "I and W. After the last forward, the backwards that are left must follow.",
     "one too many": "Either B, which computes both gradients, or I and W.",
     "is on rank": "Each stage belongs to one rank: rank r has stage r.",
     "is no action": "Write each action as stage, letter, micro-batch: f\"{r}F{i}\".",
@@ -36,7 +36,7 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
                            "a list with, for each rank, a list of texts such as \"0F0\".")
         rows = [" ".join(row).split() for row in value]
         if (count := sum(map(len, rows))) > MOST_ACTIONS:
-            return Verdict(False, f"{count:,} actions", f"at most {MOST_ACTIONS:,}")
+            return Verdict(False, f"{count:,} actions", f"at most {MOST_ACTIONS:,}", evidence=rows)
         try:
             schedule = Schedule.parse("\n".join(" ".join(row) or "." for row in rows))
             if schedule.ranks == p and schedule.micro_batches <= m:
@@ -49,10 +49,10 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
             return Verdict(False, f"{schedule.ranks} ranks, {schedule.micro_batches} micro-batches",
                            f"{p} ranks, {m} micro-batches", clue="One list for each of the p "
                            "ranks, and micro-batches 0 to m − 1: begin with min(m, p − r) of "
-                           "the forwards.")
+                           "the forwards.", evidence=rows)
         if not all(schedule.rows):
             return Verdict(False, f"rank {schedule.rows.index(())} does nothing", "a stage on each "
-                           "rank", clue=_CLUES["is on rank"])
+                           "rank", clue=_CLUES["is on rank"], evidence=rows)
         return judge(case, schedule)
 
     return judged

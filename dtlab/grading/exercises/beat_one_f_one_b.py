@@ -9,13 +9,18 @@ from dtlab.grading.exercises._pipeline import of_schedule
 from dtlab.parallel.pipeline import Schedule, one_f_one_b, zb_h1, zb_h2
 
 
+def _whole(schedule: Schedule) -> bool:
+    """Does it compute both gradients at once anywhere, by B?"""
+    return any(action.kind == "B" for row in schedule.rows for action in row)
+
+
 @of_schedule
 def _within(case: Case, schedule: Schedule) -> Verdict:
     """Does the schedule, which can run, keep to the limit?"""
     limit, held = case.args[0][-1], schedule.time().held
     rank = held.index(max(held))
     return Verdict(held[rank] <= limit, f"rank {rank} holds {held[rank]:g} micro-batches",
-                   f"≤ {limit} micro-batches", evidence=held)
+                   f"≤ {limit} micro-batches", evidence=[held, _whole(schedule)])
 
 
 def _time(share: float) -> Judge:
@@ -27,10 +32,9 @@ def _time(share: float) -> Judge:
         known = [generate(p, m).time(*times) for generate in (one_f_one_b, zb_h1, zb_h2)]
         fair = [timing.elapsed for timing in known if max(timing.held) <= limit]
         allowed = fair[0] - share * (fair[0] - min(fair))
-        actual = schedule.time(*times).elapsed
+        actual, whole = schedule.time(*times).elapsed, _whole(schedule)
         names = " · ".join(f"{name} {s:.4g}" for name, s in zip(("1F1B", "ZB-H1", "ZB-H2"), fair,
                                                                 strict=False))
-        whole = any(action.kind == "B" for row in schedule.rows for action in row)
         return Verdict(actual <= allowed + 1e-9 and (share > 0 or actual < fair[0] - 1e-9),
                        f"{actual:.4g} s", f"{names} s", evidence="B" if whole else actual)
 
