@@ -29,7 +29,7 @@ MISTAKES = [
     Mistake({GROWN: "min(most, int(batch * rate / first + 1e-9))"},
             "The batch shrinks with the rate: it has to grow as the rate falls."),
     *(Mistake({GROWN: f"min(most, {whole})"}, "A batch is an int, of whole samples: int(…) rounds it "
-              "down to one; a division, also by //, leaves a float.")
+              "down to one; a division of floats, also by //, leaves a float.")
       for whole in ("batch * first / rate", "(batch * first / rate + 1e-9) // 1")),
     Mistake({STEPS: "count"}, "As many steps as before, with larger batches: that is many times "
             "the samples. Keep the samples."),
