@@ -46,7 +46,8 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
         if isinstance(actual, Opaque) and actual.startswith(("<generator", "<coroutine")):
             return _GENERATOR if actual.startswith("<g") else _COROUTINE
     if wanted is None:
-        return _NOTHING if outcome.values and outcome.values[0] is None else ""
+        nothing = outcome.values and all(value is None for value in outcome.values)
+        return _NOTHING if nothing else ""
     pairs = _argument_pairs(wanted.args_after, outcome.args_after)
     if wanted.returns is not None:
         pairs = list(zip(outcome.values, wanted.returns, strict=True))

@@ -35,6 +35,9 @@ MISTAKES = [
              "period_s / 60, share"}, "Units: the period is in minutes; return seconds."),
     Mistake({YOUNG: "math.sqrt(2 * save_s * (mttf_s + restart_s))"}, "The first goal has no "
             "restart: its sum is w/c + c/(2M)."),
+    Mistake({YOUNG: f"round({YOUNG})", "save_s + math.sqrt(2 * (mttf_s + restart_s) * save_s + save_s**2)":
+             "round(save_s + math.sqrt(2 * (mttf_s + restart_s) * save_s + save_s**2))"},
+            "Nearly: the period is no whole number of seconds. Take it from its formula, unrounded."),
     Mistake({YOUNG: YOUNG + " - save_s"}, "The period goes from the beginning of one save to that "
             "of the next: √(2wM) holds the save already."),
     Mistake({"period_s / (2 * mttf_s)": "period_s / mttf_s"}, "A failure costs half a period in the "

@@ -14,19 +14,19 @@ HINTS = {
 
 MISTAKES = [
     Mistake({RESULT: "list(max(permutations(sizes), key=seconds))"},
-            "That is the slowest order, as if the first axis varied fastest: the last "
-            "one does, so its ranks are neighbours, and the one that sends most gains most there."),
+            "That is the slowest order of two axes. The last axis varies fastest, so its "
+            "ranks are neighbours: one that sends much gains there."),
     Mistake({RESULT: "sorted(sizes, key=lambda name: sent[name])"}, FIT),
-    Mistake({RESULT: "sorted(sizes)"}, "The order is the same whatever is sent and whatever the "
-            "servers hold: compare the times of all orders."),
-    Mistake({RESULT: "sorted(sizes, reverse=True)"}, "The order is the same whatever is sent and "
-            "whatever the servers hold: compare the times of all orders."),
+    Mistake({RESULT: "sorted(sizes)"}, "Another order is faster. It depends on what is sent, on the "
+            "sizes, and on what the servers hold: compare the times of all orders."),
+    Mistake({RESULT: "sorted(sizes, reverse=True)"}, "Another order is faster. It depends on what "
+            "is sent, on the sizes, and on what the servers hold: compare the times of all orders."),
     Mistake({"2 * (size - 1) / size * sent[name]": "sent[name]"}, "A ring sends 2(k−1)/k of its "
             "vector, so an axis of two ranks sends half of what a large one does for as many "
             "bytes."),
     Mistake({"max(leaving.values(), default=0) / card_Bps": "(max(leaving.values(), default=0) > 0)"
-             " / card_Bps"}, "All GPUs of a server share one card, and of no other: if several "
-            "rings leave it, each has a part of it only."),
+             " / card_Bps"}, "The GPUs of a server share its card, and no other: of k rings that "
+            "leave it, each has 1/k. A hop inside takes time, too: the slowest hop counts."),
     Mistake({"if there // gpus != rank // gpus:": "if place + 1 < size and there // gpus != rank // "
              "gpus:"}, "A ring closes: the hop from its last rank to its first may leave a server, "
             "too."),

@@ -10,7 +10,8 @@ HINTS = {
     **dict.fromkeys(("first epoch", "later epochs", "killed again"), "Other bits: something that "
         "the next step depends on is not what it was: weights, the momentum, the learning rate, "
         "the place in the epoch and its order, or the random numbers of the dropout. More steps: "
-        "save after each job.every of them, and begin at the one that was saved."),
+        "save after each job.every of them, and begin at the one that was saved. Saved in between: "
+        "save only then. Ended by itself: go on until job.steps steps are taken."),
     "nothing saved": "Without a checkpoint on the disk the training begins anew, as the first "
         "process did.",
 }
@@ -55,11 +56,11 @@ MISTAKES = [
             "is taken again after a restart. Save the number of steps that have been taken."),
     Mistake({'"step": step}': '"step": step + 1}'}, "Off by one: after a restart a step is left "
             "out. Save the number of steps that have been taken."),
-    Mistake({"        if step % job.every == 0:\n": "        if step == job.steps:\n"}, "It saves "
-            "too rarely, or never, so a killed training begins anew: save after each job.every "
-            "steps."),
-    Mistake({"        if step % job.every == 0:\n": "        if True:\n"}, "It saves after every step, "
-            "which costs time: save after each job.every steps."),
+    Mistake({"        if step % job.every == 0:\n": "        if step == job.steps:\n"}, "More "
+            "steps are taken again than those since the last save that was due: save after each "
+            "job.every steps, and begin at the newest that is on the disk."),
+    Mistake({"        if step % job.every == 0:\n": "        if True:\n"}, "It saves in between, which "
+            "costs time: save only when the number of steps taken is a multiple of job.every."),
     Mistake({ORDER: "torch.arange(job.samples)[place * job.batch:(place + 1) * job.batch]"},
             "The samples come in the order in which they lie: take each epoch's own order."),
     Mistake({"job.seed + epoch": "job.seed"}, "Every epoch has the same order: its seed is "

@@ -33,17 +33,21 @@ def survivors(comm, deaths, limit_s):
     return heard[0] if heard else [comm.rank]
 '''
 
+LISTS = "Return a list of ranks, in order, each once."
+
 HINTS = {
     "all live": "Every rank tells all others that it lives, and hears of all others: send and "
         "receive at once, for a send waits for its receive. It returns a list in order, with "
         "itself in it.",
     "dead before": "A send to a dead rank and a receive from it never end: wait for all of them with "
         "one limit, and cancel what is left.",
-    "one dies": "A rank that dies between two of its sends is known to some and not to others: tell "
-        "each other what you know in another round.",
+    "one dies": "A rank that dies between two of its sends is known to some and not to others: what "
+        "you have heard goes on to all in the next round, and whom you have heard of stays in your "
+        "list.",
     "two die": "With two deaths, two rounds may each lose a message: it takes deaths + 1 rounds to "
         "be sure of one in which nobody dies.",
-    "time": "deaths + 1 rounds of one limit each: all waits of a round end at the same time.",
+    "time": "It takes longer than deaths + 1 limits. Are there deaths + 1 rounds, each of one limit? "
+        "Do all waits of a round end at the same time, not each a limit after the one before?",
 }
 
 MISTAKES = [
@@ -52,27 +56,25 @@ MISTAKES = [
             "never end. Wait with comm.wait_any(works, timeout_s)."),
     Mistake({WAIT: "comm.wait_any(works)"}, "wait_any has no limit here: once only the dead are "
             "left to wait for, it waits for ever."),
-    Mistake({"range(deaths + 1)": "range(1)"}, "Each rank takes its own view: one that died after "
-            "half of its sends is known to some only. Tell each other what you know, in a second "
-            "round."),
-    Mistake({"range(deaths + 1)": "range(min(2, deaths + 1))"}, "A round too few: if a rank dies in "
-            "each round, the last one to know dies as well, after telling one other. It takes "
-            "deaths + 1."),
-    *(Mistake({"range(deaths + 1)": rounds}, "More rounds than it takes: among deaths + 1 there is "
-              "one without a death, and after it all know the same.") for rounds in (
-        "range(deaths + 3)", "range(deaths + 4)", "range(comm.size)")),
-    *(Mistake({"        ends_s += limit_s\n": ends}, "A round ends before the others have sent: "
-              "they may begin a quarter of the limit later. The first ends one limit after the "
-              "beginning.") for ends in (
+    Mistake({"range(deaths + 1)": "range(1)"}, "The lists differ: a rank that died after half of "
+            "its sends is known to some only. Pass on what you have heard of others in another "
+            "round, and add what comes."),
+    Mistake({"range(deaths + 1)": "range(min(2, deaths + 1))"}, "It takes deaths + 1 rounds, "
+            "whatever comes in them: if a rank dies in each round, the last one to know dies as "
+            "well, after telling one other."),
+    *(Mistake({"range(deaths + 1)": rounds}, HINTS["time"]) for rounds in (
+        "range(deaths + 2)", "range(2 * deaths + 1)", "range(deaths + 3)", "range(deaths + 4)", "range(comm.size)")),
+    *(Mistake({"        ends_s += limit_s\n": ends}, "A rank has not heard of all that live. "
+              "Every rank sends to all and receives from all, in deaths + 1 rounds; as others may "
+              "begin a quarter of the limit later, the first ends one limit after the beginning.") for ends in (
         "        ends_s += limit_s / 8\n", "        ends_s += limit_s if _ else 0\n")),
-    Mistake({"Send(sorted(known), rank)": "Send([comm.rank], rank)"}, "Every round tells only that "
-            "the sender lives: pass on what you have heard of others."),
+    Mistake({"Send(sorted(known), rank)": "Send([comm.rank], rank)"}, "The lists differ: a rank "
+            "that died after half of its sends is known to some only. Pass on what you have heard "
+            "of others in another round, and add what comes."),
     Mistake(LEADER, "One rank decides for all, and it may be the one that is dead, or dies while "
             "it tells the others: let all tell all."),
     Mistake({LOOP: "        for work in list(works):\n            if comm.wait_any([work], limit_s):"
-             "\n                works.remove(work)\n"}, "Time-outs are in the wrong order: a limit "
-            "for each wait, one after the other, takes longer than the round, for which the others "
-            "wait. All waits of a round end with it."),
+             "\n                works.remove(work)\n"}, HINTS["time"]),
     Mistake({"for rank in ranks}\n    return sorted(known)": "for rank in ranks}\n    return "
              "list(range(comm.size))"}, "It returns all ranks, the dead ones, too."),
     Mistake({"        known |= {rank for ranks in heard for rank in ranks}\n": "        lists = "
@@ -82,7 +84,9 @@ MISTAKES = [
             "just have been passed by. Join the lists."),
     Mistake({"    return sorted(known)": "    return sorted(known - {comm.rank})"}, "The list "
             "lacks the rank itself: it lives, too."),
-    Mistake({"    return sorted(known)": "    return sorted(known)[::-1]"}, "Return a list, in "
-            "order."),
-    Mistake({"    return sorted(known)": "    return known"}, "Return a list, in order."),
+    Mistake({"    return sorted(known)": "    return sorted(known)[::-1]"}, LISTS),
+    Mistake({"    return sorted(known)": "    return known"}, LISTS),
+    Mistake({"range(deaths + 1)": "range(deaths)"}, "A rank has not heard of all that live. "
+              "Every rank sends to all and receives from all, in deaths + 1 rounds; as others may "
+              "begin a quarter of the limit later, the first ends one limit after the beginning."),
 ]

@@ -36,12 +36,12 @@ def pointer(*steps: str) -> str:
 
 HINTS = {
     "no kill": "What save has kept under one name, load has to find again, in another process: only "
-        "the disk is left of the first one.",
+        "the disk is left of the first one. load returns the whole state, as save was given it.",
     "beside training": "The training changes the weights in place as soon as save has yielded: make "
         "a copy before that. Bytes are one.",
     **dict.fromkeys(("killed", "power cut"), "Is there at every moment one whole checkpoint that "
         "load would choose? Write under another name, sync, rename, and only then remove what is "
-        "older."),
+        "older. Three saves take at most 40 operations."),
     "damage": "Keep two checkpoints, each with a checksum, and let load pass over the one whose "
         "bytes are not what they were.",
     "room": "Remove what is older than the two newest.",
@@ -55,7 +55,7 @@ MISTAKES = [
     Mistake({WRITE + REMOVE: "        for number in older:\n            disk.remove(str(number))\n"
              + WRITE}, "The old checkpoint is removed first: if the process dies before the new one "
             "is there, none is left. Remove it last."),
-    Mistake({'        disk.sync("partial")\n': ""}, "Nothing is synced before the rename: the new "
+    Mistake({'        disk.sync("partial")\n': ""}, "Are the bytes synced before the rename? The new "
             "name is safe at once, the bytes are not. After a power cut it names half a file, and "
             "the one before may be gone."),
     Mistake({WRITE: WRITE.replace('        disk.sync("partial")\n', "")
@@ -63,7 +63,7 @@ MISTAKES = [
             "the rename, and keeps no other: a power cut between them leaves the new name with "
             "half of the bytes. Sync before the rename."),
     Mistake({WHOLE: "if content:"}, "A file that is torn or damaged is taken for whole: put a "
-            "checksum before the data, and compare."),
+            "checksum of all its bytes before the data, and compare."),
     Mistake({WRITE: DIRECT, WHOLE: "if content:"}, "A torn file is taken for whole: it has its "
             "last name before its bytes are safe. Write under another name, sync, rename; and a "
             "checksum tells whether the bytes are all there."),
@@ -81,8 +81,8 @@ MISTAKES = [
              "                return None\n    "}, "load gives up at the first file that is damaged, "
             "though the one before is whole: go on to that."),
     Mistake({REMOVE: ""}, "Old checkpoints are never removed, and the disk fills up: keep two."),
-    Mistake({"reversed(numbers())": "numbers()"}, "The oldest checkpoint is loaded, not the newest "
-            "that is whole."),
+    Mistake({"reversed(numbers())": "numbers()"}, "An older checkpoint is loaded than the last that "
+            "was saved: does load look for the largest step first?"),
     Mistake({"return sorted(int(name) for name in disk.names() if name.isdecimal())":
              "return sorted((name for name in disk.names() if name.isdecimal()), reverse=False)"},
             "Names are sorted as texts, where \"10\" comes before \"9\": compare numbers."),

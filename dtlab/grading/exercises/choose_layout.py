@@ -18,6 +18,8 @@ from dtlab.topology import compose, nvswitch, uniform
 
 NAMES = ("pp", "dp", "tp", "micro_batch", "stage", "recompute")
 RECOMPUTE = ("none", "selective", "full")
+TOO_LARGE = ("That layout takes more than memory_bytes on a device: leave out what doesn't fit, "
+             "then take the fastest.")
 # (layers, hidden, heads, servers, GPUs of each, batch, bytes of a GPU, bandwidth of a server's NIC)
 Question = tuple[Any, ...]
 
@@ -95,8 +97,9 @@ def _fits(case: Case, outcome: Outcome) -> Verdict:
     found, limit = all_of(question).get(tuple(chosen)), question[6]
     if found is None:
         return Verdict(False, str(chosen)[:60] if chosen else "no dictionary",
-                       "a layout for which predict does not give None")
-    return Verdict(found[1] <= limit, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB")
+                       "a layout for which predict does not give None", evidence=chosen)
+    return Verdict(found[1] <= limit, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB",
+                   evidence=chosen, clue=TOO_LARGE)
 
 
 def within(share: float) -> Judge:

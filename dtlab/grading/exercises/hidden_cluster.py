@@ -32,7 +32,7 @@ def _runs(case: Case, outcome: Outcome) -> Verdict:
     found = all_of(question).get(tuple(planned))
     return Verdict(found is not None and found[1] <= question[6],
                    str(planned)[:60] if planned else "no dictionary",
-                   "a layout for which run doesn't give None")
+                   "a layout for which run doesn't give None", evidence=planned)
 
 
 def _few(case: Case, outcome: Outcome) -> Verdict:

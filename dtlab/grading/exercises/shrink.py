@@ -68,11 +68,14 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if outcome.trace.messages(rank) > min(outcome.asked[rank], max(dies.get(rank, NEVER), 0)):
             return Verdict(False, f"rank {rank} sent more than it lived to send", wanted)
         if outcome.asked[rank] > (most := (case.facts["deaths"] + SPARE) * (case.ranks - 1)):
-            return Verdict(False, f"rank {rank} sent {outcome.asked[rank]} messages", f"≤ {most}")
+            return Verdict(False, f"rank {rank} sent {outcome.asked[rank]} messages", f"≤ {most}",
+                           evidence=outcome.asked, clue="A rank sends at most (deaths + 3)·(p − 1) "
+                           "messages: in each round, one to each other rank.")
         if (not isinstance(actual, list) or not all(type(r) is int for r in actual)
                 or actual != sorted(set(actual))):
             return Verdict(False, f"rank {rank} returned {actual!r:.60}",
-                           "a list of ranks, in order", evidence=evidence)
+                           "a list of ranks, in order", evidence=evidence,
+                           clue="Return a list of ranks, in order, each once.")
         if missing := sorted(set(living) - set(actual)):
             return Verdict(False, f"rank {rank} leaves out rank {missing[0]}, which lives", wanted,
                            evidence=evidence)
