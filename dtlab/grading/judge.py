@@ -143,8 +143,10 @@ def _not_ruled_out(check: Check, checks: Sequence[Check], earlier: Sequence[Row]
         if row.looked_at and not row.passed:
             found = fingerprints_of(trials[other.name])
             case = next(case for case, mine in found.items() if mine is not None)
-            known = [each for each in known if alike(found[case], each.left(other.name, case))
-                     or (each.left(other.name, case) is None and other.judge is not check.judge)]
+            known = [each for each in known
+                     for theirs in [each.fingerprint_in(other.name, case)]
+                     if alike(found[case], theirs)
+                     or (theirs is None and other.judge is not check.judge)]
     return known
 
 

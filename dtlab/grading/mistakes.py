@@ -37,7 +37,7 @@ class KnownMistake(NamedTuple):
     hint: str
     fingerprints: Fingerprints
 
-    def left(self, check: str, case: int) -> Fingerprint | None:
+    def fingerprint_in(self, check: str, case: int) -> Fingerprint | None:
         """The fingerprint of its result in this case; None: the case passes, or was not tried."""
         rows = self.fingerprints.get(check)
         return rows[case] if rows else None
@@ -154,17 +154,18 @@ def hint_of(known: Sequence[KnownMistake], check: str, prints: Mapping[int, Fing
     wrong = [case for case, mine in prints.items() if mine is not None]
     for cases in (list(prints), wrong, wrong[:1]):
         same = [mistake for mistake in known if mistake.fingerprints.get(check)
-                and all(alike(prints[case], mistake.left(check, case)) for case in cases)]
+                and all(alike(prints[case], mistake.fingerprint_in(check, case)) for case in cases)]
         if same:
             return min(same, key=lambda mistake: (
                 mistake.hint not in given,
                 {name for name, rows in mistake.fingerprints.items() if any(rows)} != failed,
                 [_sent(prints[case]) for case in cases]
-                != [_sent(mistake.left(check, case)) for case in cases])).hint
+                != [_sent(mistake.fingerprint_in(check, case)) for case in cases])).hint
     return ""
 
 
 def alike(mine: Fingerprint | None, theirs: Fingerprint | None) -> bool:
+    """Are the two of the same result, or of cases that pass?"""
     if mine is None or theirs is None:
         return mine is theirs
     return mine.matches(theirs)

@@ -22,7 +22,7 @@ MISTAKES = [
     Mistake({'node["values"].get(message[2], 0) + message[3]': "message[3]"}, "An add replaces the value: "
             "amount is added to values[key], which is 0 at first."),
     Mistake({"number not in had": "message[2] not in had", "had.add(number)": "had.add(message[2])"},
-            "Only the first add of each key counts: what is carried out once is each `number`."),
+            "Only the first add of each key counts: remember an add by its `number`, not by its key."),
     Mistake({"            kept[add[1]] = add\n": ""}, "Messages on their way to the dead node are "
             "lost, and no node sends them again: each node keeps what it has passed on until the "
             "tail's acknowledgement comes back; when the chain changes, it notes the new one, and "

@@ -10,7 +10,7 @@ HINTS = {
     "place": "Return y and a set of the names of the arguments whose gradients the printed layer "
         "gets wrong, of norm, up, scale, down, bias.",
     "norm": "The gradient of `norm` or of x is wrong, which lie before the region: what enters it "
-        "through copy_to, once, is h; x and y at the end are the same on all ranks as they are.",
+        "through copy_to, once, is h; x and y at the end are the same on all ranks already.",
     "scale": "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
         "columns by it, so each has a part of its gradient.",
     "bias": "The gradient of `bias` is wrong: it is added after the sum, to what is the same on "

@@ -1,3 +1,4 @@
+from dtlab.grading.exercises.shrink import SORTED
 from dtlab.grading.mistakes import Mistake
 
 WAIT = "comm.wait_any(works, max(0.0, ends_s - comm.now()))"
@@ -33,7 +34,11 @@ def survivors(comm, deaths, limit_s):
     return heard[0] if heard else [comm.rank]
 '''
 
-LISTS = "Return a list of ranks, in order, each once."
+DIFFER = ("The lists differ: a rank that died after half of its sends is known to some only. Pass on "
+          "what you have heard of others in another round, and add what comes.")
+UNHEARD = ("A rank has not heard of all that live. Every rank sends to all and receives from all, in "
+           "deaths + 1 rounds; as others may begin a quarter of the limit later, the first ends one "
+           "limit after the beginning.")
 
 HINTS = {
     "all live": "Every rank tells all others that it lives, and hears of all others: send and "
@@ -56,21 +61,15 @@ MISTAKES = [
             "never end. Wait with comm.wait_any(works, timeout_s)."),
     Mistake({WAIT: "comm.wait_any(works)"}, "wait_any has no limit here: once only the dead are "
             "left to wait for, it waits for ever."),
-    Mistake({"range(deaths + 1)": "range(1)"}, "The lists differ: a rank that died after half of "
-            "its sends is known to some only. Pass on what you have heard of others in another "
-            "round, and add what comes."),
+    Mistake({"range(deaths + 1)": "range(1)"}, DIFFER),
     Mistake({"range(deaths + 1)": "range(min(2, deaths + 1))"}, "It takes deaths + 1 rounds, "
             "whatever comes in them: if a rank dies in each round, the last one to know dies as "
             "well, after telling one other."),
     *(Mistake({"range(deaths + 1)": rounds}, HINTS["time"]) for rounds in (
         "range(deaths + 2)", "range(2 * deaths + 1)", "range(deaths + 3)", "range(deaths + 4)", "range(comm.size)")),
-    *(Mistake({"        ends_s += limit_s\n": ends}, "A rank has not heard of all that live. "
-              "Every rank sends to all and receives from all, in deaths + 1 rounds; as others may "
-              "begin a quarter of the limit later, the first ends one limit after the beginning.") for ends in (
+    *(Mistake({"        ends_s += limit_s\n": ends}, UNHEARD) for ends in (
         "        ends_s += limit_s / 8\n", "        ends_s += limit_s if _ else 0\n")),
-    Mistake({"Send(sorted(known), rank)": "Send([comm.rank], rank)"}, "The lists differ: a rank "
-            "that died after half of its sends is known to some only. Pass on what you have heard "
-            "of others in another round, and add what comes."),
+    Mistake({"Send(sorted(known), rank)": "Send([comm.rank], rank)"}, DIFFER),
     Mistake(LEADER, "One rank decides for all, and it may be the one that is dead, or dies while "
             "it tells the others: let all tell all."),
     Mistake({LOOP: "        for work in list(works):\n            if comm.wait_any([work], limit_s):"
@@ -84,9 +83,7 @@ MISTAKES = [
             "just have been passed by. Join the lists."),
     Mistake({"    return sorted(known)": "    return sorted(known - {comm.rank})"}, "The list "
             "lacks the rank itself: it lives, too."),
-    Mistake({"    return sorted(known)": "    return sorted(known)[::-1]"}, LISTS),
-    Mistake({"    return sorted(known)": "    return known"}, LISTS),
-    Mistake({"range(deaths + 1)": "range(deaths)"}, "A rank has not heard of all that live. "
-              "Every rank sends to all and receives from all, in deaths + 1 rounds; as others may "
-              "begin a quarter of the limit later, the first ends one limit after the beginning."),
+    Mistake({"    return sorted(known)": "    return sorted(known)[::-1]"}, SORTED),
+    Mistake({"    return sorted(known)": "    return known"}, SORTED),
+    Mistake({"range(deaths + 1)": "range(deaths)"}, UNHEARD),
 ]

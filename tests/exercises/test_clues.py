@@ -14,7 +14,7 @@ from dtlab import Recv, Send, collectives
 from dtlab.collectives.registry import IMPLEMENTATIONS
 from dtlab.grading.case import CaseFailure
 from dtlab.grading.clues import failure_clue
-from dtlab.grading.compare import fingerprint
+from dtlab.grading.compare import difference, fingerprint
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.mistakes import Mistake, answer_of
 from dtlab.ps.consistency import SSP
@@ -532,3 +532,8 @@ def test_a_crash_over_gloo_is_not_said_to_be_a_call_of_exit():
     assert failure_clue(CaseFailure("died", 2, message="signal SIGABRT")).startswith(
         "A rank's process crashed")
     assert "Don't call exit" in failure_clue(CaseFailure("died", 2, message="exit code 3"))
+
+
+def test_a_short_list_that_is_wanted_is_shown_and_a_long_one_counted():
+    assert difference("result", 0, [114, None]) == ("result returned 0", "[114, None]")
+    assert difference("result", 0, [*range(100)]) == ("result returned 0", "100 values")

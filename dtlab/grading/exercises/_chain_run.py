@@ -2,8 +2,8 @@
 
 A *schedule* (a seed) orders all that could happen at the same time, so it determines a run, and up
 to a crash a run equals the one without the crash. Add number i adds 5ⁱ, so that the digits of a
-value to base 5 tell how often each add is in it. (The bits of these overlap: neither their or nor
-their xor, where an add that comes twice does no harm, or undoes itself, is the sum.)
+value to base 5 tell how often each add is in it. (Their bits overlap, so that neither `|` nor `^`
+gives their sum: in these, an add that comes twice would do no harm, or undo itself.)
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from dtlab.grading.standard import MESSAGE_BYTES, always, sum_bytes, too_few
 
 LIMIT_S, LATENCY_S = 1.0, 0.01
 NEVER = 10**6  # more messages than any rank sends
+SORTED = "Return a list of ranks, in order, each once."
 SPARE = 3  # rounds that are allowed besides `deaths`; one of them is needed
 
 
@@ -75,7 +76,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
                 or actual != sorted(set(actual))):
             return Verdict(False, f"rank {rank} returned {actual!r:.60}",
                            "a list of ranks, in order", evidence=evidence,
-                           clue="Return a list of ranks, in order, each once.")
+                           clue=SORTED)
         if missing := sorted(set(living) - set(actual)):
             return Verdict(False, f"rank {rank} leaves out rank {missing[0]}, which lives", wanted,
                            evidence=evidence)
